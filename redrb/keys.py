@@ -160,6 +160,9 @@ class TaskKeys:
     changes = _Key()
     """The newest changes of settings, newest first."""
 
+    removed = _Key()
+    """Who removed the task last, for an hour."""
+
     refreshed = _Key()
     """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
 

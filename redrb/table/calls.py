@@ -276,7 +276,10 @@ class BeginRun(Call[int], frozen=True):
 
 
 class Delete(Call[Found], frozen=True):
-    """Delete a table whose claims were deleted; its values are left, under this token."""
+    """Delete a table whose claims were deleted; its values are left, under this token.
+
+    The last page has `found` set if further keys may be left, as of an earlier table.
+    """
 
     script: ClassVar = "table/delete"
     token: str

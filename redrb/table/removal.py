@@ -45,14 +45,15 @@ def remove(client: Client, name: str, *, namespace: str, everywhere: bool) -> No
     lists it, and `redrb rm` goes on.
 
     Args:
-        everywhere: Delete also values that neither a row nor the trash has.
+        everywhere: Delete also values that neither a row nor the trash has. So it is done, too,
+            where a process that deleted or resumed the table before has left some.
     """
     keys, token = TableKeys.of(namespace, name), uuid.uuid4().hex
     node, delete = client.at(keys.stream), Delete(token)
-    while delete.run(node, [keys.stream]).more:
+    while (page := delete.run(node, [keys.stream])).more:
         pass
     empty_trash(client, keys)
-    if everywhere:
+    if everywhere or page.found:
         remove_left(client, keys, token)
     forget(client, keys, token)
 

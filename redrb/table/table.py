@@ -604,7 +604,9 @@ class Table:
 
         Args:
             everywhere: Delete also the values that no row has, of processes that were killed in the
-                middle of a put: all keys of the servers are looked through. `redrb rm` does so.
+                middle of a put: all keys of the servers are looked through. `redrb rm` does so, and
+                this call by itself where the table was created beside values of an earlier one,
+                whose delete or resume was killed.
         """
         self._index.refuse_stale()
         counts = self._counts()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from redrb.stream.task.lookup import existing_task
 from redrb.stream.task.removal import remove_task
 from redrb.stream.task.store import TaskStore
 from redrb.table import removal, saving
+from redrb.watch.doctor import tables
 from redrb.watch.doctor.registry_names import LeftName, remove_name
 from redrb.watch.values import remove_claims, remove_table
 from redrb.weights.inspection.listing import remove_weights
@@ -37,7 +38,7 @@ from redrb.weights.wire import chunks
 from tests.audit import audit
 from tests.contract.test_table_restore import content
 from tests.published import CHUNK_BYTES
-from tests.table_audit import audit_table
+from tests.table_audit import audit_table, values_of
 
 ROWS = 7
 
@@ -425,6 +426,61 @@ def test_a_resume_that_ended_early_can_be_deleted(
             nothing_is_left(place)
         else:
             break
+
+
+def delete_table(place: Place) -> Callable[[], object]:
+    return filled_table(place).delete
+
+
+@pytest.mark.parametrize("deletes", [1, 2])
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [(resume_table, "again"), (delete_table, "train")],
+    ids=["resume", "delete"],
+)
+def test_a_table_that_is_created_over_a_left_one_is_deleted_with_its_values(
+    real_url, namespace, pages, monkeypatch, tmp_path, operation, name, deletes
+):
+    """`deletes`: the first of two is killed, too, after as many requests."""
+    client = redrb.connect(real_url)
+    pages(table_rows=3)
+    monkeypatch.setattr(removal, "PAGE", 3)
+    monkeypatch.setattr(saving, "FRAME_BYTES", 1)
+    monkeypatch.setattr(tables, "TRASH_S", 0.0)
+    for requests in itertools.count(1):
+        place = Place(client, f"{namespace}-{requests}", tmp_path / str(requests))
+        place.folder.mkdir()
+        act = operation(place)
+        try:
+            with ending_after(requests, "kill"):
+                act()
+        except Killed:
+            if deletes == 2:
+                with suppress(Killed):
+                    table = put_anew(place, name)
+                    with ending_after(requests, "kill"):
+                        table.delete()
+            table = put_anew(place, name)
+            stored, named = values_of(client, table)
+            beside = tables.examine_table(client, place.namespace, name).beside
+            if client.execute("HEXISTS", table._index.keys.task, "beside"):
+                assert beside == len(stored - named)  # doctor names them
+            else:  # the table was there still
+                assert not stored - named
+            assert table.get(["anew"], ["x"])["x"] == ["anew"]
+            table.delete()
+            keys = client.execute("KEYS", f"redrb:{{{place.namespace}:table:{name}*")
+            assert [key for key in keys if not key.endswith(b":removed")] == []  # who did it
+        else:
+            break
+    client.close()
+    assert requests > 5
+
+
+def put_anew(place: Place, name: str) -> Table:
+    table = place.table(name)
+    table.put(["anew"], {"x": ["anew"]})
+    return table
 
 
 def test_a_table_that_is_left_is_seen_and_is_no_table(open_table, client, namespace):

@@ -21,8 +21,11 @@ from redrb.compat.xtuner import ReplayBuffer, tasks
 from redrb.compat.xtuner.rollout_packing import pack_group
 from redrb.compat.xtuner.taking import release
 from redrb.connection import Client
-from redrb.errors import DecodeError, RecordError
+from redrb.errors import DecodeError, RecordError, StoreError
+from redrb.keys import replay_key
 from redrb.stream.saving import resuming, saving
+from redrb.stream.saving.resuming import read_directory
+from redrb.stream.task.removal import remove_task
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.one_partition import each_partition
@@ -731,6 +734,7 @@ def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
     parts: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """`opened`: which buffers, of two processes, knew the task before the loss."""
     keys = {"everything": "*", "the names": "replay}*", "the tasks": "task[}:]*"}
@@ -755,9 +759,52 @@ def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
             for each in (writer, reader):
                 assert await each.size() == counts[0] + await each.count("old", "completed")
             for each in (writer, reader):
+                caplog.clear()
                 await each.save(tmp_path / "save")
+                warned = "tasks that Redis has lost are not in the save" in caplog.text
+                assert warned == (each is writer and lost == "everything")
+                assert not warned or "one: 'old'\n" in caplog.text
             await again.resume(tmp_path / "save")
             assert await again.size() == await reader.size()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("deleted", [0, 1, 3], ids=lambda n: f"{n}-deleted-before")
+def test_a_buffer_that_redis_has_lost_leaves_the_earlier_save(
+    client: Client, namespace: str, tmp_path: Path, parts: int, count: int, deleted: int
+) -> None:
+    """`deleted`: tasks that `redrb rm` has deleted, of which nothing is to be saved."""
+    names = [f"task-{number}" for number in range(count)]
+
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace, partitions=parts) as buffer:
+            for number, name in enumerate(names):
+                await buffer.put([as_dict(number)], name)
+            await buffer.save(tmp_path)
+            before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+            for name in names[:deleted]:
+                remove_task(client, name, namespace=namespace)
+            for name in names[deleted:]:
+                for key in client.execute("KEYS", f"redrb:{{{namespace}:{name}*"):
+                    client.execute("DEL", key)
+            client.execute("DEL", replay_key(namespace))
+            if deleted >= count:
+                await buffer.save(tmp_path)
+                assert read_directory(tmp_path) == {}
+                return
+            for _ in range(2):
+                with pytest.raises(StoreError, match="Redis has lost all tasks") as raised:
+                    await buffer.save(tmp_path)
+                assert [name for name in names if repr(name) in str(raised.value)] == names[
+                    deleted:
+                ]
+                assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        async with ReplayBuffer(client, namespace=namespace, partitions=parts) as again:
+            await again.resume(tmp_path)
+            assert await again.size() == count
 
     asyncio.run(main())
 

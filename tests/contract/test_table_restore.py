@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError as Broken
 
 import redrb
 from redrb.errors import ConfigError, StoreUnavailable
+from redrb.unpacking import unpack
 from tests.contract.test_table import names
 from tests.contract.test_table_claims import bury, drain, put, stream_of
 from tests.table_audit import audit_table, values_of
@@ -68,6 +69,28 @@ def test_restore(table, pages, later, page):
     assert table.consumed("actor") == len(found)
     assert table.stats().counts.retained == 0  # row0 was cleared before the first mark
     audit_table(table._client, table)
+
+
+@pytest.mark.parametrize("count", [1, 100, 101])
+def test_no_mark_divides_the_rows_of_a_put(table, pages, client, namespace, count):
+    """The heads of records have the change of the put's first row, which stands for all of them."""
+    pages(table_rows=100)
+    batches = [[f"{batch}-{number}" for number in range(count)] for batch in range(3)]
+    for batch, keys in enumerate(batches):
+        table.mark(f"before{batch}")
+        table.put(keys, {"x": [batch] * count})
+    table.mark("end")
+    rows = client.execute("HVALS", f"redrb:{{{namespace}:table:{table.name}}}:rows")
+    heads = {unpack(record, "record of a row")[0] for record in rows}
+    assert len(heads) == len(batches)
+    table.clear(batches[2] + batches[1][::2])
+    before = set(table.tags().rows)
+    table.restore("end", "drop")
+    assert set(table.tags().rows) == before | set(batches[2]) | set(batches[1])
+    table.clear(batches[2])
+    table.restore("before2", "drop")
+    assert set(table.tags().rows) == set(batches[0] + batches[1])
+    audit_table(client, table)
 
 
 def test_of_two_cleared_rows_of_a_key_the_one_of_the_mark_comes_back(table):

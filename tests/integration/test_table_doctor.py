@@ -164,3 +164,24 @@ def test_values_on_all_nodes_of_a_cluster_are_examined(namespace):
             assert examine_table(client, namespace, "train") == tables.TableExamination("train")
     finally:
         cluster.close()
+
+
+@pytest.mark.parametrize("count", [1, 1001])
+def test_values_beside_a_table_that_was_created_over_them_are_named(
+    store, namespace, count, doctor
+):
+    """A resume died, and another process opened the table."""
+    keys = TableKeys.of(namespace, "train")
+    store.execute("HSET", keys.task, "left", "dead1")
+    for bucket in range(count):
+        leave_value(store, namespace, bucket, 0)
+    fill(store, namespace)
+    _, report = doctor()
+    (found,) = (one for one in report["findings"] if one["code"] == "unfinished-table")
+    assert f"beside {count:,} value" in found["summary"]
+    assert found["command"] == f"redrb doctor train --repair --namespace {namespace}"
+    for bucket in range(count):
+        leave_value(store, namespace, bucket, OLD_S + 60)
+    doctor("--repair")
+    _, report = doctor()
+    assert "unfinished-table" not in {one["code"] for one in report["findings"]}

@@ -330,7 +330,8 @@ class ReplayBuffer:
     async def save(self, path: str | Path) -> None:
         """Write all waiting groups into a directory, which is made if it does not exist.
 
-        Tasks are written one after the other: pause puts and gets for a save of one moment.
+        Tasks are written one after the other: pause puts and gets for a save of one moment. Tasks
+        that Redis has lost, and into which nothing was put since, are left out with a warning.
 
         Args:
             path: The directory; an earlier save in it is replaced.
@@ -338,6 +339,7 @@ class ReplayBuffer:
         Raises:
             ConfigError: The directory cannot be written to; an earlier save is unchanged.
             StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
+            StoreError: Redis has lost every task of the buffer; an earlier save is unchanged.
         """
         await self._executor.drain()  # groups that callers have got are removed first
         await self._executor.run(lambda: saving.save(self._tasks, Path(path)))

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from redrb.compat.xtuner.tasks import Tasks
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
 from redrb.stream.saving.saving import save_tasks
+
+_log = logging.getLogger("redrb")
 
 
 def save(tasks: Tasks, directory: Path) -> None:
     """Write every task of a buffer, then delete the files of an earlier save.
 
+    Tasks that Redis has lost are left out with a warning, unless nothing would be left to save.
+
     Raises:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
         StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
+        StoreError: Redis has lost every task; an earlier save is unchanged.
     """
-    names = [name for name in tasks.names() if tasks.exists(name)]
+    known = tasks.names()
+    names = [name for name in known if tasks.exists(name)]
+    lost = [name for name in known if name not in names and not tasks.removed(name)]
+    if lost:
+        listed = ", ".join(map(repr, lost))
+        if not names:
+            raise StoreError(
+                f"Redis has lost all tasks of the buffer, {listed}: nothing was saved, and an "
+                f"earlier save in {directory} is unchanged. Resume that into a new ReplayBuffer; "
+                "or, if they were deleted on purpose, save a new one."
+            )
+        _log.warning(
+            "tasks that Redis has lost are not in the save in %s, which replaces an earlier one: "
+            "%s",
+            directory,
+            listed,
+        )
     for name in names:
         tasks.open(name).join_group()  # creates partitions that were lost
     save_tasks({name: tasks.stores(name) for name in names}, directory)

@@ -162,6 +162,11 @@ class Tasks:
         store = self.stores(task)[0]
         return bool(store.client.execute("EXISTS", store.keys.task))
 
+    def removed(self, task: str) -> bool:
+        """Return whether a task that is gone was removed on purpose, as by `redrb rm`, lately."""
+        store = self.stores(task)[0]
+        return bool(store.client.execute("EXISTS", store.keys.removed))
+
     def forget(self, task: str) -> None:
         """Close the stream of a task that was replaced; the next `open` opens it again."""
         with self._lock:

@@ -11,8 +11,9 @@
 -- marks: name -> "<change> <last number>".
 --
 -- Where the hash task has `left` and no `number`, there is no table, but values may be there: of one that is
--- being deleted or resumed, or was, by a process that died. `left` names who does so; a table that is created
--- ends it. Records: include/records.lua.
+-- being deleted or resumed, or was, by a process that died. `left` names who does so. A table that is created
+-- there keeps the name as `beside`: the values stay beside its own until it is deleted.
+-- Records: include/records.lua.
 --@include task records
 
 local keys, rows, tags, changes = key('keys'), key('rows'), key('tags'), key('changes')

@@ -2,7 +2,7 @@
 -- `left` stays, until its values are deleted: include/table.lua.
 -- KEYS[1] stream
 -- ARGV    the call `Delete` of redrb/table/calls.py
--- Returns the page
+-- Returns the page: the rows that it had; at the end 1 if further keys may be left, as of an earlier table, else 0
 --@include task table permissions
 
 check_permissions(gone)
@@ -43,6 +43,10 @@ for _, name in ipairs(claiming) do
     names[#names + 1] = key(kind, name)
   end
 end
+local others = 0
+for _, name in ipairs({'left', 'beside', 'resumed'}) do -- the last one: tasks that are not registered yet
+  others = math.max(others, redis.call('HEXISTS', task, name))
+end
 redis.call('UNLINK', unpack(names))
 redis.call('HSET', task, 'left', ask.token)
-return cmsgpack.pack({more = false, found = 0})
+return cmsgpack.pack({more = false, found = others})

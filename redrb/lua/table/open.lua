@@ -28,7 +28,11 @@ if next(differing) then
   return cmsgpack.pack({outcome = 'differs', settings = differing})
 end
 if created then
-  redis.call('HDEL', task, 'left')
+  local left = redis.call('HGET', task, 'left')
+  if left then
+    redis.call('HDEL', task, 'left')
+    redis.call('HSET', task, 'beside', left)
+  end
   redis.call('HSET', task, 'incarnation', ask.incarnation, 'number', '0')
   redis.call('HSET', task, 'gone_until', string.format('%.0f', next_changes(1) + 1))
   for name, value in pairs(ask.given) do

@@ -113,6 +113,7 @@ local function append(packed, segment)
 end
 
 local having, mine = {}, with_columns('', all) -- the columns that each row has now; those of a new one
+local new_head = string.format('%.0f ', change + 1) .. mine
 for i, name in ipairs(ask.keys) do
   local is_new, packed = not numbered[i], packed_rows[i]
   if is_new then
@@ -132,7 +133,7 @@ for i, name in ipairs(ask.keys) do
     if packed then
       packed, having[i] = append(packed, segment)
     else
-      packed = cmsgpack.pack({string.format('%.0f ', change + i) .. mine, segment})
+      packed = cmsgpack.pack({new_head, segment})
       having[i] = mine
     end
     stored_rows[#stored_rows + 1], stored_rows[#stored_rows + 2] = numbered[i], packed

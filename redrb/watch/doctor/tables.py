@@ -47,6 +47,8 @@ class TableExamination:
         whole: Whether all values were looked at.
         left: Whether there are only values, of a table that was not deleted, or resumed, to the
             end, or is just now.
+        beside: Values of no row, and not in the trash, if an earlier table was left when this one
+            was created.
     """
 
     name: str
@@ -56,6 +58,7 @@ class TableExamination:
     trash: int = 0
     whole: bool = True
     left: bool = False
+    beside: int = 0
 
     @property
     def subject(self) -> str:
@@ -67,7 +70,8 @@ def examine_table(client: Client, namespace: str, name: str) -> TableExamination
     """Examine a table; a search of its values that takes too long is left out."""
     keys = TableKeys.of(namespace, name)
     node = client.at(keys.stream)
-    if node.execute("HGET", keys.task, "left"):
+    left, beside = node.execute("HMGET", keys.task, "left", "beside")
+    if left:
         return TableExamination(name, left=True)
     differences = _differences(node, keys) and _differences(node, keys)  # rows change meanwhile
     trash = _trash(node, keys)
@@ -86,9 +90,16 @@ def examine_table(client: Client, namespace: str, name: str) -> TableExamination
                     lacking.append(number)
         if here().left_s < LEFT_S:
             return TableExamination(name, differences=differences, trash=trash, whole=False)
-    orphans = _old(client, [key for key, used in stored.items() if not used])
+    unused = [key for key, used in stored.items() if not used]
     gone = _gone(client, node, keys, list(dict.fromkeys(lacking))[:_LOOKED])
-    return TableExamination(name, tuple(orphans), tuple(gone), differences, trash)
+    return TableExamination(
+        name,
+        tuple(_old(client, unused)),
+        tuple(gone),
+        differences,
+        trash,
+        beside=_outside_trash(node, keys, unused) if beside else 0,
+    )
 
 
 def _differences(node: Client, keys: TableKeys) -> tuple[str, ...]:
@@ -120,6 +131,17 @@ def _trash(node: Client, keys: TableKeys) -> int:
     if not any(node.execute("SISMEMBER", keys.trash, member) for member in before[:3]):
         return 0
     return int(node.execute("SCARD", keys.trash))
+
+
+def _outside_trash(node: Client, keys: TableKeys, names: Sequence[str]) -> int:
+    """Return how many of these values are not to be deleted soon."""
+    outside = 0
+    for first in range(0, len(names), PAGE):
+        pipeline = Pipeline()
+        for name in names[first : first + PAGE]:
+            pipeline.add("SISMEMBER", keys.trash, name)
+        outside += without_errors(node.exchange(pipeline)).count(0)
+    return outside
 
 
 def _values(keys: TableKeys, record: bytes) -> Iterator[str]:
@@ -165,6 +187,13 @@ def find(state: State, table: TableExamination) -> Iterator[Finding]:
         text = "It was not deleted, or resumed, to the end: some of its values are left."
         command = redrb_command(state, "rm", table.name)
         yield finding_of("unfinished-table", table.subject, text, command)
+    if table.beside:
+        text = (
+            f"It was created beside {counted(table.beside, 'value')} of an earlier one, which was "
+            "not deleted, or resumed, to the end. Its delete takes them, too; the repair takes "
+            "those that were unused for 15 minutes."
+        )
+        yield finding_of("unfinished-table", table.subject, text, repair)
     for text in table.differences:
         command = redrb_command(state, "stats", table.name)
         yield finding_of("different-storage", table.subject, text, command)
