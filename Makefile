@@ -114,12 +114,14 @@ clean:  ## remove what was built
 	  exit 1; }
 
 # The demo needs less than development does, so a first `make demo` is quicker.
-.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+CODEC := $(wildcard redrb/codec/*.[ch]) setup.py
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt $(CODEC)
 	@echo "installing redrb (the first time this takes a minute or two)"
 	@$(INSTALL) -e .
 	@touch $@
 
-.venv/.dev: .venv/bin/python pyproject.toml constraints.txt
+.venv/.dev: .venv/bin/python pyproject.toml constraints.txt $(CODEC)
 	@echo "installing redrb and its development tools"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/.demo
