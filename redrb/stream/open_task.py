@@ -323,7 +323,8 @@ class OpenTask:
             lambda each: self._partitions[each].task.configure(divided(changes, each, count)),
         )
         if changes.keys() & {"max_staleness", "max_token_staleness"}:
-            self._partitions[0].task.log_unbounded()
+            task = self._partitions[0].task
+            task.log_unbounded(task.description.staleness)
         return self.settings()
 
     def _stored(self, number: int) -> int:

@@ -180,7 +180,7 @@ def test_a_value_of_another_type(client, namespace, publisher, subscriber):
     publisher.publish({"a": torch.zeros(9)})
     client.execute("DEL", full_key(namespace, "chunk:1:0"))
     client.execute("RPUSH", full_key(namespace, "chunk:1:0"), "x")
-    with pytest.raises(redrb.errors.StoreError):
+    with pytest.raises(redrb.errors.WeightCorrupt, match="chunk:1:0 has another type"):
         subscriber.fetch()
     client.execute("DEL", full_key(namespace, "manifests"))
     client.execute("SET", full_key(namespace, "manifests"), "x")

@@ -4,10 +4,10 @@
 -- the string <owner>:<bucket>}:<token>:<place>, perhaps on another node: the columns follow each other in it.
 -- The id of a column that another put has replaced is 0.
 --
--- The head is the text "<change of the first put> <columns>". The change is that of the put's first row: it is
--- compared with marks only, and none lies within a put. Each character of the columns stands for six: a bit is
--- set for each column that the row has. So a put of new columns need not unpack what the puts before it have
--- stored.
+-- The head is the text "<change of the first put> <columns>". The change is that of the put's first row: it
+-- is compared with marks only, and none lies within a put. Each character of the columns stands for six: a
+-- bit is set for each column that the row has. So a put of new columns need not unpack what the puts before
+-- it have stored.
 
 local FIRST = 5 -- place of the first column in a segment
 

@@ -2,7 +2,8 @@
 -- `left` stays, until its values are deleted: include/table.lua.
 -- KEYS[1] stream
 -- ARGV    the call `Delete` of redrb/table/calls.py
--- Returns the page: the rows that it had; at the end 1 if further keys may be left, as of an earlier table, else 0
+-- Returns the page: the rows that it had; at the end 1 if further keys may be left, as of an earlier table,
+-- else 0
 --@include task table permissions
 
 check_permissions(gone)

@@ -137,8 +137,8 @@ def open_partitions(
     reach = Reach(stores)
     found = reach.ask(opened)
     home = next(iter(found.values()))
-    if implied is None:  # else its trainer advances it
-        home.task.log_unbounded()
+    home.task.is_advanced = implied is not None
+    home.task.log_unbounded(settings)
     partitions = [found.get(number) or opened(number, home) for number in range(count)]
     for each in partitions[1:]:
         each.worker.is_part_of(partitions[0].worker)

@@ -18,7 +18,7 @@ from redrb.lua.calls import Call
 from redrb.registry import Registry
 from redrb.stream.task.calls import DropGroup, Join, Open, SettingsReply
 from redrb.stream.task.configuring import configure, open_task
-from redrb.stream.task.description import TaskDescription
+from redrb.stream.task.description import StalenessRules, TaskDescription
 from redrb.stream.task.lookup import similar_tasks, unknown_task
 from redrb.stream.task.removal import clear, forget_name
 from redrb.stream.task.settings import (
@@ -64,6 +64,7 @@ class Task:
         version: Newest weight version that the task knew when it was opened; 0: none.
         home: Of a further partition the first one, by which the task is found: it is created anew,
             too, if this one was.
+        is_advanced: Whether a trainer of redrb's tells it each version.
         enter_name: Enters the name where others find it, beside the registry; called each time the
             task is opened, as it may have been created anew, in a Redis that has lost its data. If
             it raises, the task counts as not opened, and the next call opens it again.
@@ -73,6 +74,7 @@ class Task:
     home: Task | None = None
     enter_name: Callable[[], None] | None = None
     version: int = 0
+    is_advanced: bool = False
 
     def __init__(
         self,
@@ -256,14 +258,14 @@ class Task:
                 self.namespace,
             )
 
-    def log_unbounded(self) -> None:
-        """Log the task's bound of staleness, if nothing says what is current."""
+    def log_unbounded(self, given: TaskSettings | StalenessRules) -> None:
+        """Log bounds of staleness that were given here, if nothing says what is current."""
         bounds = [
             f"{name}={bound}"
             for name in ("max_staleness", "max_token_staleness")
-            if (bound := getattr(self.description.staleness, name)) is not None and bound < NO_BOUND
+            if (bound := getattr(given, name)) is not None and bound < NO_BOUND
         ]
-        if bounds and not (self._versions or self.version):
+        if bounds and not (self._versions or self.version or self.is_advanced):
             _log.warning(
                 "task %r: %s has no effect before the task knows the newest weight version, which "
                 "this stream does not tell it: open it with weights=NAME, the name under which the "
