@@ -119,6 +119,7 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
         ThreadPoolExecutor() as pool,
     ):
         stream.advance(1)
+        kept = []  # rights that nobody refers to return
 
         def admitted(wait):
             """Return the error of a take while a maker waits for two rights."""
@@ -127,7 +128,7 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
             while wait not in (error := str(refused(stream))) and time.monotonic() < deadline:
                 pass
             stream.expect(1 if "nobody has said" in wait else 4)
-            making.result()
+            kept.append(making.result())
             return error
 
         assert "stream.expect(groups)" in admitted(
