@@ -17,7 +17,6 @@ import torch
 
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost, RedrbError, Status
 from redrb.codec import EncodedGroup
-from redrb.connection import deadline
 from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.ranks import ranks as forming
@@ -143,18 +142,24 @@ def test_nothing_is_leased_before_all_ranks_have_asked(open_stream):
         assert numbers(second) == [1, 3]
 
 
-@pytest.mark.parametrize("cleared", [False, True])
-def test_ranks_wait_for_groups_and_are_woken(open_stream, only_wakes, monkeypatch, cleared):
-    if cleared:  # the first groups of a new task may wake nobody: ranks look again each second
-        monkeypatch.setattr(deadline, "SLICE_S", 1.0)
-    ranks, maker = [open_stream(), open_stream()], open_stream()
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(take, each, rank, 2, 0, 4) for rank, each in enumerate(ranks)]
+@pytest.mark.parametrize("ended", ["", "cleared", "dropped"])
+@pytest.mark.parametrize("world", [2, 5])
+def test_ranks_wait_for_groups_and_are_woken(open_stream, only_wakes, world, ended):
+    ranks, maker = [open_stream() for _ in range(world)], open_stream()
+    maker.join_group()
+    with ThreadPoolExecutor(world) as pool:
+        waiting = [
+            pool.submit(take, each, rank, world, 0, world) for rank, each in enumerate(ranks)
+        ]
         time.sleep(0.2)
-        if cleared:
+        began = time.monotonic()
+        if ended == "cleared":
             maker.clear()
-        fill(maker, 4)
-        assert flat(numbers(each.result(12)) for each in waiting) == [0, 1, 2, 3]
+        elif ended == "dropped":
+            maker.drop_group()
+        fill(maker, world)
+        assert flat(numbers(each.result(12)) for each in waiting) == list(range(world))
+        assert time.monotonic() - began < 4  # no rank looked because its time was up
 
 
 def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream):

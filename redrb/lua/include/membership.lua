@@ -1,5 +1,5 @@
--- Lets a consumer group join a task, or end.
---@include task facts pools history capacity groups waiters ledger queries
+-- Lets a consumer group join a task.
+--@include task facts pools history capacity groups ledger
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
@@ -93,78 +93,4 @@ local function join(group, start)
     redis.call('HSET', key('joining', group), 'start', string.format('%d', start))
   end
   return join_page(group)
-end
-
--- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
-local function add_keys(group, names, plain, with_query)
-  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'slots', 'returning', 'moved',
-    'expiries', 'reads', 'clock', 'letters', 'staleness', 'joining', 'spared', 'ranks',
-    'rank_requests', 'rank_parts', 'turn'}) do
-    names[#names + 1] = key(kind, group)
-  end
-  for _, status in ipairs(STATUSES) do
-    local pool = pool_of(group, status)
-    plain[#plain + 1] = pool
-    for _, kind in ipairs({'ready', 'versions', 'newest', 'mass', 'queries'}) do
-      names[#names + 1] = key(kind, pool)
-    end
-    for _, name in ipairs(rules().names) do
-      names[#names + 1] = key('tag', pool .. ':' .. name)
-    end
-    local queries = queries_of(pool)
-    for i = 1, #queries, 2 do
-      with_query[#with_query + 1] = queue_of(pool, queries[i])
-    end
-  end
-  plain[#plain + 1] = '#turn:' .. group
-end
-
--- Wake the first waiters, `most` at most, of queues that are about to be deleted. Returns how many more may
--- be woken.
-local function wake_first(queues, most)
-  for _, queue in ipairs(queues) do
-    local waiters = most > 0 and redis.call('ZRANGE', key('queue', queue), 0, most - 1) or {}
-    for _, waiter in ipairs(waiters) do
-      send_wake(waiter)
-    end
-    most = most - math.max(#waiters, 1) -- an empty queue costs a look
-  end
-  return most
-end
-
--- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
--- `queues`, PAGE.woken_at_end are woken.
-local function delete_keys(all, names, queues)
-  local with_query = {}
-  for _, group in ipairs(all) do
-    add_keys(group, names, queues, with_query)
-  end
-  wake_first(with_query, wake_first(queues, PAGE.woken_at_end))
-  for _, found in ipairs({queues, with_query}) do
-    for _, queue in ipairs(found) do
-      names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
-    end
-  end
-  for first = 1, #names, PAGE.arguments do -- a thread of the server frees their memory
-    redis.call('UNLINK', unpack(names, first, math.min(first + PAGE.arguments - 1, #names)))
-  end
-end
-
--- Delete the keys of a consumer group.
-local function delete_group(group)
-  delete_keys({group}, {}, {})
-end
-
--- Delete the keys of the task and of these consumer groups.
-local function delete_task(all)
-  local names = {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
-    key('buried'),
-    key('dead'), key('refreshed'), key('changes'), key('admission'), key('rights'), key('right'),
-    key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
-    key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),
-    key('announcements')}
-  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
-    names[#names + 1] = key('sources', origin)
-  end
-  delete_keys(all, names, {'#room', '#admission'})
 end

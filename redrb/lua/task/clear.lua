@@ -1,8 +1,9 @@
--- Delete the task: entries, consumer groups, ledger and settings. Some of its waiters are woken.
+-- Delete the task: entries, consumer groups, ledger and settings. Some of its waiters are woken, and all
+-- ranks.
 -- KEYS[1] stream
 -- ARGV    the call `Clear` of redrb/stream/task/calls.py; the incarnation of the task to delete
 -- Returns its reply
---@include task membership permissions
+--@include task removal permissions
 
 local ask = cmsgpack.unpack(ARGV[1])
 if (redis.call('HGET', task, 'incarnation') or '') ~= ARGV[2] then

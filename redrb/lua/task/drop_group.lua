@@ -4,7 +4,7 @@
 -- ARGV    the call `DropGroup` of redrb/stream/task/calls.py
 -- Returns the page: entries deleted. Until the last call the group is a member of the task, with fewer and
 --         fewer groups
---@include task facts pools waking groups ended_elsewhere membership permissions
+--@include task facts pools waking groups ended_elsewhere removal permissions
 
 check_permissions(KEYS[1])
 begin_writing()
