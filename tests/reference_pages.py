@@ -55,7 +55,8 @@ A batch is padded with zeros on the left, so that all answers end in the last co
 """What the page of a module says beside its purpose."""
 
 STREAM = {
-    "Put": "put put_many put_part writer discard_filtered discard_expired store_forwarded",
+    "Put": "put put_many put_part writer discard_filtered discard_expired store_forwarded"
+    " store_next",
     "Wait for the right to begin groups": "admit bounded expect advance",
     "Take": "take leases is_fresh join_group consumer dismiss",
     "Look": "count counts stats staleness read history dead_letters settings incarnation",

@@ -6,7 +6,7 @@ Each method checks its arguments and hands the work to the package that its sect
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Unpack
 from zlib import crc32
 
@@ -441,6 +441,14 @@ class ExperienceStream(OpenTask, Closing):
 
         self._reach.each(places, store)
         return [found[place] for place in range(len(groups))]
+
+    def store_next(self, make: Callable[[int], list[BufferItem]], count: int) -> None:
+        """Store the groups of the next numbers, from 1 on, each once; for the data sources.
+
+        Other processes may store some of these numbers first: then fewer are stored, or none.
+        """
+        self._check_open()
+        self._partitions[0].receiver.receive_next(make, count)
 
     # take/, ranks/
 

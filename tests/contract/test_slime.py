@@ -6,6 +6,7 @@ slime itself is a stand-in here; `tests/peers/test_slime.py` runs slime's own co
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from redrb import BufferItem
 from redrb.compat.sample_groups import generation, job
 from redrb.compat.slime import RedrbDataSource, generate_rollout, put_groups
-from redrb.errors import BatchTimeout, ConfigError, DecodeError
+from redrb.errors import BatchTimeout, ConfigError, DecodeError, StoreError
 from redrb.stream import Lease
 from tests.framework_stand_ins import RolloutFnTrainOutput, Sample, arguments, stand_ins
 
@@ -97,6 +98,35 @@ def test_processes_share_one_pass_and_what_a_dead_one_had_comes_again(start):
     assert [group[0].prompt for group in had] == ["p0", "p2", "p3"]
     first.close()  # as its lease ends when it is killed
     assert [group[0].prompt for group in second.get_samples(3)] == ["p0", "p3", "p3"]
+
+
+@pytest.mark.parametrize("makers", [1, 3])
+def test_no_prompt_is_left_out_when_puts_fail(start, client, makers):
+    """Puts that fail, as the first ones after a restart of Redis do, take ids of the stream."""
+    sources = [start() for _ in range(makers)]
+    drawn = []
+    for count in (1, 2, 40, 1, 3):
+        for source in sources:
+            client.execute("SCRIPT", "FLUSH")
+            drawn += [group[0].group_index for group in source.get_samples(count)]
+    assert sorted(drawn) == list(range(47 * makers))
+    assert list(map(ledger, [sources[0].groups.generation.prompts])) == [(0, 47 * makers, 0)]
+
+
+def test_makers_that_draw_at_the_same_time_draw_each_prompt_once(start):
+    sources = [start() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(lambda s=s: [s.get_samples(n) for n in (5, 1, 33)]) for s in sources]
+        drawn = [group[0].group_index for each in work for call in each.result() for group in call]
+    assert sorted(drawn) == list(range(39 * 4))
+
+
+@pytest.mark.parametrize("place", [None, -1, "1", True, [1]])
+def test_an_entry_that_names_no_place_is_refused(start, place):
+    source = start()
+    source.groups.generation.prompts.put([BufferItem(None, None, extras={"place": place})])
+    with pytest.raises(StoreError, match="place of a prompt"):
+        source.get_samples(1)
 
 
 def test_aborted_groups_come_back_first_with_what_was_generated(start):

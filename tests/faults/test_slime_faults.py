@@ -54,7 +54,7 @@ def test_each_group_is_trained_once_in_a_history_although_all_are_killed(
         waiting, _ = stored(client, namespace, "math")
         begun, prompts = stored(client, namespace, "math.prompts")
         there = [mark(group) for group in waiting.values()]
-        unfinished = [seq - 1 for seq in begun]
+        unfinished = [group[0].extras["place"] for group in begun.values()]
     assert len(trained) == len(set(trained)) == ROLLOUTS * BATCH
     assert len(there) == len(set(there))
     held = {*there} & {*trained}  # with redrb_keep_checkpoints=1 until the next save

@@ -17,6 +17,7 @@ from redrb.compat.sample_groups.packing import FORMAT, group_index, number, pack
 from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
+from redrb.unpacking import Reading
 
 _log = logging.getLogger("redrb")
 
@@ -77,15 +78,12 @@ class Generation:
                 number(group, _FIRST_NUMBER + seq)
                 entry = HandedOut(lease, seq, self.returned)
                 groups.append(self._note(group, entry, contents))
-            for seq, _, lease in self._take(self.prompts, count - len(groups)):
+            for seq, items, lease in self._take(self.prompts, count - len(groups)):
                 entry = HandedOut(lease, seq, self.prompts)
-                groups.append(self._note(prompt(seq - 1), entry, contents))
+                groups.append(self._note(prompt(_place(items)), entry, contents))
             if len(groups) >= count:
                 return groups
-            new = count - len(groups)
-            self.prompts.put_many(
-                [[BufferItem(None, None, extras={"format": FORMAT})] for _ in range(new)]
-            )
+            self.prompts.store_next(_entry_at, count - len(groups))
 
     def give_back(self, groups: Sequence[Sequence[Any]]) -> None:
         """Store groups that `hand_out` returns again, with what is generated of them."""
@@ -192,6 +190,20 @@ class Generation:
     def _end_content(self, entry: HandedOut | None) -> None:
         if entry is not None and entry.content is not None:
             acknowledge(entry.content, self.returned)
+
+
+def _entry_at(number: int) -> list[BufferItem]:
+    """Return the entry of a place in the data set, counted from 1."""
+    return [BufferItem(None, None, extras={"format": FORMAT, "place": number - 1})]
+
+
+def _place(items: Sequence[BufferItem]) -> int:
+    """Return the place in the data set that an entry holds."""
+    with Reading("the place of a prompt"):
+        place = items[0].extras["place"]
+        if type(place) is not int or place < 0:
+            raise ValueError(f"{place!r:.40} is no place")
+        return place
 
 
 def _entry_of(entry: HandedOut) -> int:

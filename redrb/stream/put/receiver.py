@@ -1,11 +1,13 @@
-"""`Receiver`: stores the groups that stages forward into a task, each once."""
+"""`Receiver`: stores groups that have a source, each source once: forwarded and numbered groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Pipeline
 from redrb.errors import LeaseLost, OutcomeUnknown
 from redrb.experience import BufferItem
@@ -23,6 +25,9 @@ MOST_GROUPS = 256
 
 LOOK_EVERY = 64
 """Groups that are forwarded from an origin before it is asked which of its groups have gone."""
+
+NUMBERS = "numbers"
+"""Origin of groups that have numbers; the names of others contain a ":"."""
 
 
 Pair: TypeAlias = tuple[list[BufferItem] | None, SourceGroup]
@@ -90,6 +95,24 @@ class Receiver:
             if len(left) == before:
                 self._task.store.refused(origin.name, before)
         return [found[place] or None for place in range(len(groups))]
+
+    def receive_next(self, make: Callable[[int], list[BufferItem]], count: int) -> None:
+        """Store the groups of the next numbers, which others may store at the same time.
+
+        Ids are no such numbers: a put that fails leaves some out.
+        """
+        store, asked = self._task.store, Pipeline()
+        asked.add("HKEYS", f"{store.keys.prefix}sources:{NUMBERS}")
+        (stored,) = store.exchange(asked)
+        with Reading("the records of numbered groups"):
+            last = max(map(int, stored), default=0)
+        numbers = range(last + 1, last + count + 1)
+        kept = tuple(SourceGroup(number, "0") for number in numbers)
+        options = PutOptions(sources=Sources(NUMBERS, "0", floor=last, kept=kept))
+        batch = self._prepare([make(number) for number in numbers], options)
+        batch.raise_refused()
+        with suppress(SourcesRefused), Deadline():  # another process was first
+            self._producer.put(batch)
 
     def _put(
         self, pairs: Sequence[Pair], origin: Origin, options: PutOptions
