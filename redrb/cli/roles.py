@@ -28,7 +28,7 @@ CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
 
 _RUN_SCRIPTS = ("eval", "evalsha")
-_PUT = "blpop exec exists hdel hget lrange multi wait xadd".split()
+_PUT = "blpop exec exists hdel hget hkeys lrange multi wait xadd".split()
 _TAKE = "blpop hget hmget lrange xpending xrange xreadgroup xrevrange zscore".split()
 _LOOK = (
     "exists hget hmget hscan lrange time xlen xrange xread xinfo|consumers xrevrange zmscore zscore"

@@ -15,6 +15,7 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.cli.__main__ import main
+from redrb.compat.slime import RedrbDataSource
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreDenied
 from redrb.keys import registry_key
@@ -27,6 +28,7 @@ from tests.contract.test_maker_holder import Holder, Linear, Trainer, prompts
 from tests.engine_server import EngineServer
 from tests.faults.episode_maker import GROUP_SIZE, engine_of, episode, opened
 from tests.faults.episode_maker import prompts as episode_prompts
+from tests.framework_stand_ins import arguments, stand_ins
 from tests.samples import numbered, numbers
 
 pytestmark = pytest.mark.timeout(300)  # whole jobs, as processes
@@ -111,6 +113,21 @@ def test_a_run(role, flags, log_in, start, store, namespace, refused, tmp_path):
     said = run.communicate(timeout=280)[0]
     assert (run.returncode, "has reached the target 4" in said) == (0, True), said
     assert task_stats(store, "counting", namespace=namespace, group="default").ledger.balanced
+    assert refused() == set()
+
+
+def test_a_data_source_of_slime(log_in, store, namespace, refused, tmp_path, monkeypatch):
+    for name, module in stand_ins().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    tasks = ("math", "math.prompts", "math.returned")
+    client = log_in("trainer", tasks=tasks, weights="math")
+    source = RedrbDataSource(arguments(client.url, namespace, tmp_path, redrb_timeout=5))
+    source.load(-1)
+    finished, aborted = source.get_samples(2)
+    source.put([finished])
+    source.add_samples([aborted])
+    assert source.get_samples(1) == [aborted]
+    source.close()
     assert refused() == set()
 
 
