@@ -41,7 +41,6 @@ MODULES = (
     "redrb.compat.xtuner",
     "redrb.train",
     "redrb.stream",
-    "redrb.stream.tracing",
     "redrb.table",
     "redrb.weights",
 )

@@ -84,7 +84,6 @@ API = {
     "compat.miles": ("miles", "A data source and a data buffer of miles."),
     "compat.transfer_queue": ("TransferQueue", "The interface of verl's TransferQueue."),
     "watch.groups": ("Look at groups", "Read stored groups without taking them."),
-    "stream.tracing": ("Tracing", "Trace the way of groups with OpenTelemetry."),
     "codec": ("Wire format", "Encode and decode groups."),
     "errors": ("Errors", "Attributes of each error."),
 }
@@ -344,7 +343,6 @@ UNITS = {
     "max_grad_norm": "",
     "target_reward": "",
     "seed": "",
-    "trace_rate": "",
     "batch": "groups",
     "checkpoint_every": "versions",
     "evaluate_every": "steps",

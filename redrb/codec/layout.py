@@ -147,17 +147,11 @@ def parse_group(blob: Blob) -> GroupLayout:
         layout.group_id = None
         layout.tags = [{} for _ in range(samples)]
     else:
-        parse_tail(layout, *tail_of(group)[:4])
+        head = b"\xdd" + group.tails.to_bytes(4, "big")
+        parse_tail(layout, *unpack(head + (group.tail or b""), "header")[:4])
     extras = group.extras
     layout.extras = parse_extras(extras, samples) if extras else [{} for _ in range(samples)]
     return layout
-
-
-def tail_of(group: Group) -> list[Any]:
-    """Return the elements of a group's header after the columns."""
-    head = b"\xdd" + group.tails.to_bytes(4, "big")
-    elements: list[Any] = unpack(head + (group.tail or b""), "header")
-    return elements
 
 
 def check_bytes(blob: object) -> None:

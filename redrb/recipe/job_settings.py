@@ -56,13 +56,6 @@ class JobSettings(RecipeSettings):
     metrics: str = option("", "file for metrics as JSON lines; - is standard output")
     tensorboard: str = option("", "folder for TensorBoard, with a folder for each worker")
     wandb: str = option("", "project of Weights & Biases, in which each worker is a run")
-    tracing: bool = option(
-        False,
-        "trace the way of some groups with OpenTelemetry, whose variables OTEL_* say where to",
-    )
-    trace_rate: float = option(
-        0.01, "with tracing, share of a maker's groups that are traced", least=0, most=1
-    )
     device: str = option("", "device of the models; default: the accelerator if there is one")
     threads: int = option(1, "CPU threads of torch", least=1)
 

@@ -20,7 +20,7 @@ STEPS: list[tuple[str, set[str]]] = [
     ("import redrb.algorithms", {"transformers"}),
     (
         "import redrb.cli.processes.trainer, redrb.cli.processes.maker, redrb.train.callbacks",
-        {"prometheus_client", "tensorboard", "wandb", "opentelemetry"},
+        {"prometheus_client", "tensorboard", "wandb"},
     ),
     ("import redrb.recipe.maker, redrb.recipe.trainer", {"torch.distributed.tensor"}),
 ]

@@ -1,4 +1,4 @@
-"""Where a worker's events and traces go: JSON lines, TensorBoard, W&B, OpenTelemetry."""
+"""Where a worker's events go: JSON lines, TensorBoard, W&B."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from redrb.checks import require_package
 from redrb.cli.processes.metrics_log import MetricsLog
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.settings import settings_of
-from redrb.stream import tracing
 from redrb.watch.metrics.events import TensorBoardLog, WandbLog, Write, write_to_all
 
 
@@ -41,34 +39,3 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
                 run = WandbLog(recipe.wandb, name=recipe.worker, group=group, config=shown)
                 writes.append(scope.enter_context(run).write)
         yield write_to_all(writes)
-
-
-EXPORT_S = 5.0
-"""Longest time of one request to the collector, also of the last one at the worker's end."""
-
-
-@contextmanager
-def tracing_to_collector(
-    service: str, worker: str = "", *, rate: float = tracing.SAMPLE_RATE
-) -> Iterator[None]:
-    """Trace groups in this block; OpenTelemetry's variables OTEL_* name the collector.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
-    """
-    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
-        require_package(package, extra="otel")
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    named = {"service.name": service} | ({"service.instance.id": worker} if worker else {})
-    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_S)))
-    tracing.enable(rate, tracer_provider=provider)
-    try:
-        yield
-    finally:
-        tracing.disable()
-        provider.shutdown()

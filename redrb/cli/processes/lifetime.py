@@ -59,15 +59,11 @@ def run_recipe(
                 import torch
 
                 import redrb
-                from redrb.cli.processes.event_sinks import tracing_to_collector
 
                 torch.set_num_threads(recipe.threads)
                 client = scope.enter_context(
                     redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
                 )
-                if recipe.tracing:
-                    tracing = tracing_to_collector(program, recipe.worker, rate=recipe.trace_rate)
-                    scope.enter_context(tracing)
                 work = begin(recipe, client, scope)
             reason = work()
     except RedrbError as error:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from redrb.cli.processes.event_sinks import tracing_to_collector
 from redrb.cli.processes.lifetime import end, exit_status, leaving_on_signals
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, RedrbError, UnknownTask
@@ -56,9 +55,6 @@ class StageSettings(Settings):
     )
     stop_timeout: float = option(
         20.0, "seconds that the stage may spend on Redis after SIGTERM or Ctrl-C", least=0
-    )
-    tracing: bool = option(
-        False, "trace the groups whose makers trace them with OpenTelemetry (variables OTEL_*)"
     )
     threads: int = option(1, "CPU threads of torch", least=1)
 
@@ -106,8 +102,6 @@ def _work(function: str, settings: StageSettings) -> None:
             from redrb.train.stage import Stage
 
             torch.set_num_threads(settings.threads)
-            if settings.tracing:
-                scope.enter_context(tracing_to_collector("redrb-stage"))
             found = _found(function)
             client = scope.enter_context(
                 redrb.connect(settings.url, min_replicas=settings.min_replicas)

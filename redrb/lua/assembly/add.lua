@@ -42,7 +42,7 @@ elseif not record then
     return refuse({outcome = 'full', due = is_due()})
   end
   record = {of = of, least = least, bury = bury, kind = kind, have = string.rep('0', of), count = 0,
-    bytes = 0, whole = false, begun = now, ends = now + part.age_ms}
+    bytes = 0, whole = false, ends = now + part.age_ms}
 elseif record.of ~= of or record.least ~= least or record.bury ~= bury
   or kind ~= '' and record.kind ~= '' and kind ~= record.kind then
   return refuse({outcome = 'differs', parts = record})

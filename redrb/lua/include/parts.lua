@@ -2,9 +2,9 @@
 --
 -- The hash part_records holds a record by the group's key, packed with cmsgpack: `of`, `least` and `bury`, in
 -- which all parts agree; `kind`, fields and dtypes of the first part; `have`, a text with '1' at the place of
--- each part that is there; `count` and `bytes` of these; `whole`, whether all are there; `begun`, time of the
--- first part, and `ends`, that of the age limit; `priority` of the last part that gave one, `tags` of the
--- first one, as texts; `right` of admission, and its `series`.
+-- each part that is there; `count` and `bytes` of these; `whole`, whether all are there; `ends`, time of the
+-- age limit; `priority` of the last part that gave one, `tags` of the first one, as texts; `right` of
+-- admission, and its `series`.
 -- part_blobs holds the encoded parts; part_due sorts the keys by the time when they are to be looked at: the
 -- age limit, or for a whole group the time by which its maker has most likely died before it put the group.
 -- part_ends holds the id of the group that a key became, '' if none; part_ended sorts these by time.

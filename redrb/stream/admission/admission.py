@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 
@@ -23,7 +22,6 @@ class Admission(RightsSource, Entered):
         task: Name of the task.
         count: Rights that were given.
         version: Weight version that the task knew then; None: none.
-        granted_ns: Time at which they were given, in ns since 1970.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class Admission(RightsSource, Entered):
         self.task = task
         self.task_prefix = task_prefix
         self.count = len(numbers)
-        self.granted_ns = time.time_ns()
         self.version = version
         self._maker = maker
         self._series = series
@@ -81,14 +78,7 @@ class Admission(RightsSource, Entered):
             if count > len(self._left):
                 raise too_few(self.task, count, len(self._left))
             numbers, self._left[:count] = tuple(self._left[:count]), []
-        return Rights(
-            self.task,
-            self.task_prefix,
-            self._series,
-            numbers,
-            source=self,
-            granted_ns=self.granted_ns,
-        )
+        return Rights(self.task, self.task_prefix, self._series, numbers, source=self)
 
     def hand_back(self, numbers: Sequence[int]) -> None:
         """Take rights back that a put has not used; after the block they return to the task."""

@@ -94,8 +94,6 @@ class UnfinishedGroup(msgspec.Struct, frozen=True):
         over: Whether it has reached its age limit.
         tags: Its tags, in place of those of the samples, as JSON.
         right: The right; None: none.
-        begun: Time at which the first part was stored, by the server's clock, in ms since 1970; 0:
-            not known.
     """
 
     of: int
@@ -109,7 +107,6 @@ class UnfinishedGroup(msgspec.Struct, frozen=True):
     tags: str | None = None
     series: str = ""
     right: int | None = None
-    begun: int = 0
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -249,7 +249,6 @@ class PartCollector:
             priority=parts.priority,
             tags=tags,
             admission=rights if rights else None,
-            begun_ns=parts.begun * 1_000_000,
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import msgpack
 import msgspec
@@ -17,9 +17,6 @@ from redrb.stream.put.options import NO_SOURCES, PutOptions, Sources
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.tags import TagValue, tag_values
-
-if TYPE_CHECKING:
-    from redrb.stream.tracing.spans import PutSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,6 @@ class PutBatch:
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
-        spans: Spans of the groups that are traced, None for others; empty if no group is.
         parts: Claim on the parts that the put's one group is made of; None if it is made of none.
     """
 
@@ -133,7 +129,6 @@ class PutBatch:
     versions: bool = False
     rights: Rights = NO_RIGHTS
     sources: Sources = NO_SOURCES
-    spans: Sequence[PutSpan | None] = ()
     parts: Claim | None = None
 
     def __bool__(self) -> bool:
@@ -159,12 +154,6 @@ class PutBatch:
         for error in others:
             first.add_note(f"also refused: {error}")
         return first
-
-    def end_spans(self, ids: Sequence[int]) -> None:
-        """End the spans of the groups; those that are stored, the first ones, have these ids."""
-        for place, span in enumerate(self.spans):
-            if span is not None:
-                span.end(ids[place] if place < len(ids) else None)
 
     def part(self, start: int, end: int) -> Self:
         """Return some of the groups; the counts of dropped groups go with the first part."""

@@ -59,7 +59,6 @@ def _keeping(batch: PutBatch, kept: Sequence[int], task: Task) -> PutBatch:
         kind=batch.kind if kept else "",
         rights=batch.rights.returning_from(len(kept)),
         sources=batch.sources.keeping(kept),
-        spans=[batch.spans[place] for place in kept] if batch.spans else (),
         filtered=batch.filtered + len(batch.groups) - len(kept),
     )
     return reindexed(fewer, task.description) if kept else fewer

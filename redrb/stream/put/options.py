@@ -91,8 +91,6 @@ class PutOptions:
         tags: Values of declared tags, in place of those of the samples.
         admission: The rights that the groups use; None: none.
         sources: The sources of forwarded groups.
-        begun_ns: Time at which the groups were begun, for their traces, in ns since 1970; 0: that
-            of their rights.
     """
 
     policy_version: int | None = None
@@ -101,7 +99,6 @@ class PutOptions:
     tags: Mapping[str, Scalar | None] | None = None
     admission: RightsSource | None = None
     sources: Sources = NO_SOURCES
-    begun_ns: int = 0
 
     @classmethod
     def checked(

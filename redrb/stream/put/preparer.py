@@ -14,14 +14,12 @@ from redrb.codec import (
     EncodedGroup,
     check_and_encode_groups,
 )
-from redrb.codec.metadata import with_trace
 from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of, padded_rows
 from redrb.experience.checking import check_groups
 from redrb.experience.records import batch_size, per_sample
-from redrb.stream import tracing
 from redrb.stream.orders import ByAdmission, Order, ignores_priority
 from redrb.stream.put.batch import NO_VALUES, PutBatch, index_values, reads_samples
 from redrb.stream.put.filters import Filter, passing
@@ -151,7 +149,7 @@ class Preparer:
             log_dropped(self._task.name, batch.refused.values())
             filtered = batch.filtered + len(batch.refused)
             batch = replace(batch, filtered=filtered, refused={})
-        return self._traced(self._admitted(batch, description.order))
+        return self._admitted(batch, description.order)
 
     def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode one part of a group, which uses no right and passes no filter.
@@ -313,25 +311,6 @@ class Preparer:
             )
         rights = source.hand_over(groups + batch.filtered + len(batch.refused))
         return replace(batch, rights=rights.returning_from(groups))
-
-    def _traced(self, batch: PutBatch) -> PutBatch:
-        """Begin the spans of some groups, and let these groups bring their trace."""
-        tracer = tracing.active()
-        if tracer is None or not batch.groups:
-            return batch
-        sources, options = batch.sources, batch.options
-        granted_ns = options.admission.granted_ns if options.admission is not None else 0
-        spans = tracer.begin_puts(
-            self._task.name,
-            len(batch.groups),
-            begun_ns=options.begun_ns or granted_ns,
-            parents=[source.trace for source in sources.kept] if sources else None,
-        )
-        groups = [
-            group if span is None else group._replace(blob=with_trace(group.blob, span.trace))
-            for group, span in zip(batch.groups, spans, strict=True)
-        ]
-        return replace(batch, groups=groups, spans=spans)
 
     def _warn_of_priorities(self, description: TaskDescription) -> None:
         """Warn, once, that the task's order does not look at priorities."""

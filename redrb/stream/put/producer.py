@@ -214,7 +214,6 @@ class Producer:
         if pending.sent is not None:
             pending.sent.drop()
             pending.identity.interrupted = True
-        pending.batch.end_spans(pending.ids)
         if pending.batch.rights:
             pending.batch.rights.end(len(pending.ids), counted=pending.counted)
         pending.idle.append(pending.identity)

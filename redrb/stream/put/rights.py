@@ -16,12 +16,10 @@ class RightsSource(ABC):
     Attributes:
         task: Name of the task that gave them.
         task_prefix: Prefix of the keys of that task.
-        granted_ns: Time at which they were given, in ns since 1970; 0: not known.
     """
 
     task: str
     task_prefix: str
-    granted_ns: int
 
     @abstractmethod
     def hand_over(self, count: int) -> Rights:
@@ -53,7 +51,6 @@ class Rights(RightsSource):
     numbers: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     source: RightsSource | None = field(default=None, compare=False)
-    granted_ns: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
         """Return whether there are any."""

@@ -6,10 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from redrb.codec import GroupLayout, parse_groups
-from redrb.codec.metadata import trace_of
 from redrb.errors import DecodeError
 from redrb.experience import Status
-from redrb.stream import tracing
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.partition_lease import Draw, Expiry, Holder, PartitionLease
@@ -69,8 +67,6 @@ def claimed_part(
         reason = Cause.of(error, "cannot be decoded: ")
         if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
             return None  # it is lost
-    tracer = tracing.active()
-    traces = [] if tracer is None else [(seq, trace_of(layout)) for seq, layout in good]
     ids = [seq for seq, _ in good]
     rollouts = frozenset(seq for seq, layout in good if is_rollouts(layout))
     try:
@@ -97,7 +93,6 @@ def claimed_part(
             rollouts=rollouts,
             origin=Origin(store, consumer.group, incarnation),
             first_ids=first_ids or {},
-            trace=tracer.taken(store.task, consumer.group, traces) if tracer else None,
             number=store.number,
             numbering=store.numbering,
         )

@@ -129,7 +129,7 @@ def _finish(
 ) -> None:
     """Read the reply to the request that ends the first page, and note the result."""
     try:
-        part.note_ended(outcome, pages[0], request.result())
+        part.note_ended(pages[0], request.result())
         pages.popleft()
     except (LeaseLost, StoreError) as error:
         errors[part] = error

@@ -62,14 +62,10 @@ class Forwarded:
 
     def store(self, target: Target, options: ForwardOptions) -> list[int | None]:
         """Store the groups in the next task; returns their ids there."""
-        part, trace = self.part, self.part.trace
+        part = self.part
         part.check_own()
         sources = [
-            SourceGroup(
-                part.first_ids.get(seq, seq),
-                _digest(part.layouts[seq]),
-                trace.parent_of(seq) if trace else "",
-            )
+            SourceGroup(part.first_ids.get(seq, seq), _digest(part.layouts[seq]))
             for seq in self.seqs
         ]
         return target.store_forwarded(self.groups, sources, self._origin, options)

@@ -138,7 +138,6 @@ class PartsLease(Entered, Generic[Ids]):
         try:
             batch = decode_batch(self._layouts(), side=side, pin=pin_memory and on_accelerator)
             self._misfits = []
-            self._note_used()
         except RecordError as error:
             self._name_misfits(error)
             raise
@@ -147,7 +146,6 @@ class PartsLease(Entered, Generic[Ids]):
     def groups(self) -> list[list[BufferItem]]:
         """Return the samples of each group, in the order of the batch."""
         self._check_held()
-        self._note_used()
         return [decode_items(layout) for layout in self._layouts()]
 
     def items(self) -> list[BufferItem]:
@@ -209,10 +207,6 @@ class PartsLease(Entered, Generic[Ids]):
     @abstractmethod
     def _select(self, ids: Ids) -> Chosen:
         """Find groups in the parts; raises ConfigError for groups that are not in this lease."""
-
-    def _note_used(self) -> None:
-        for part in self._parts:
-            part.note_used()
 
     def _layouts(self) -> list[GroupLayout]:
         return [layout for part in self._parts for layout in part.layouts.values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from redrb.codec import GroupLayout
 from redrb.connection.request import Request
@@ -17,9 +17,6 @@ from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.task.entries import ONE_PARTITION, Numbering
 from redrb.stream.task.origin import Origin
-
-if TYPE_CHECKING:
-    from redrb.stream.tracing.spans import LeaseTrace
 
 
 class Holder(Protocol):
@@ -94,7 +91,6 @@ class PartitionLease:
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
         first_ids: First id of the groups that were dead letters and have another id now.
-        trace: Spans of the groups that are traced; None: no group is.
         decided: Groups that ended as an earlier call asked for, by how they ended, until an error
             has named them.
     """
@@ -110,7 +106,6 @@ class PartitionLease:
     rollouts: Collection[int] = ()
     origin: Origin | None = None
     first_ids: Mapping[int, int] = field(default_factory=dict)
-    trace: LeaseTrace | None = None
     number: int = 0
     numbering: Numbering = ONE_PARTITION
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
@@ -204,41 +199,30 @@ class PartitionLease:
                 found[asked] = (*found.get(asked, ()), seq)
         return found
 
-    def note_ended(self, outcome: Outcome, ids: Sequence[int], loss: str = "") -> None:
+    def note_ended(self, ids: Sequence[int], loss: str = "") -> None:
         """Note the result of a request that has ended groups.
 
         Raises:
             LeaseLost: It has not, for the reason `loss`: all groups that were left are lost.
         """
         if not loss:
-            self._remove_ended(ids, outcome)
+            self._remove_ended(ids)
             return
         lost = self.ids
-        self._remove_ended(lost, "lost")
+        self._remove_ended(lost)
         raise LeaseLost(task=self.task, ids=lost, why=loss)
 
     def note_released(self) -> None:
         """Note that another request has ended the whole part unread; its groups wait again."""
-        self._remove_ended(self.ids, "release")
+        self._remove_ended(self.ids)
 
     def abandon(self) -> None:
         """Let the holder release the groups that are still leased, later; never blocks."""
         if self.layouts:
-            self._end_trace(self.ids, "release")
             self.layouts = {}
             self._finalizer()
 
-    def note_used(self) -> None:
-        """Note that the groups were handed over to the training step."""
-        if self.trace is not None:
-            self.trace.used()
-
-    def _end_trace(self, ids: Collection[int], outcome: str) -> None:
-        if self.trace is not None:
-            self.trace.end(outcome, ids)
-
-    def _remove_ended(self, ids: Collection[int], outcome: str) -> None:
-        self._end_trace(ids, outcome)
+    def _remove_ended(self, ids: Collection[int]) -> None:
         for seq in ids:
             del self.layouts[seq]
         if not self.layouts:

@@ -195,7 +195,7 @@ class Taker:
         before.holder.free()
         if not reply.held and reply.outcome == "taken":
             slot.requeue([seq for seq, _ in reply.entries])
-        before.note_ended("ack", before.ids, "" if reply.held else before.holder.loss)
+        before.note_ended(before.ids, "" if reply.held else before.holder.loss)
 
     def _part_of(self, ack: Lease | None) -> PartitionLease | None:
         """Return the part of a lease to acknowledge; it must be held by this consumer."""

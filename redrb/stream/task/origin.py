@@ -18,12 +18,10 @@ class SourceGroup(NamedTuple):
         seq: Its id there; its first one if it was a dead letter and has another id now.
         digest: Digest of its bytes: after a failover that lost the newest groups, another group may
             get the same id.
-        trace: Its span, as `redrb.stream.tracing` names it; "": it is not traced.
     """
 
     seq: int
     digest: str
-    trace: str = ""
 
 
 class OriginState(msgspec.Struct, frozen=True):
