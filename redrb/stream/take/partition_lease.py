@@ -199,31 +199,22 @@ class PartitionLease:
                 found[asked] = (*found.get(asked, ()), seq)
         return found
 
-    def note_ended(self, ids: Sequence[int], loss: str = "") -> None:
+    def note_ended(self, ids: tuple[int, ...], loss: str = "") -> None:
         """Note the result of a request that has ended groups.
 
         Raises:
             LeaseLost: It has not, for the reason `loss`: all groups that were left are lost.
         """
-        if not loss:
-            self._remove_ended(ids)
-            return
-        lost = self.ids
-        self._remove_ended(lost)
-        raise LeaseLost(task=self.task, ids=lost, why=loss)
-
-    def note_released(self) -> None:
-        """Note that another request has ended the whole part unread; its groups wait again."""
-        self._remove_ended(self.ids)
+        over = self.ids if loss else ids
+        for seq in over:
+            del self.layouts[seq]
+        if not self.layouts:
+            self._finalizer.detach()
+        if loss:
+            raise LeaseLost(task=self.task, ids=over, why=loss)
 
     def abandon(self) -> None:
         """Let the holder release the groups that are still leased, later; never blocks."""
         if self.layouts:
             self.layouts = {}
             self._finalizer()
-
-    def _remove_ended(self, ids: Collection[int]) -> None:
-        for seq in ids:
-            del self.layouts[seq]
-        if not self.layouts:
-            self._finalizer.detach()

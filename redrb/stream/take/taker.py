@@ -180,7 +180,7 @@ class Taker:
                 continue
             part.check_own()
             if not self._consumer.recheck(slot, part.status, part.ids):
-                part.note_released()
+                part.note_ended(part.ids)
                 return False
         return True
 
