@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -665,12 +666,54 @@ def test_a_setting_says_what_becomes_of_later_rows(
     assert set(tq.kv_list()["train"]) == kept
     said = "3 prompts that were put after the checkpoint stay, with 2 trajectories"
     assert (said in caplog.text) == (chosen != "drop")
+    generated = "running" if chosen == "drop" else "finished"
+    assert tq.kv_list()["train"]["p"] == prompt(generated)
     restart()
     tq.load_checkpoint(tmp_path, later="drop")
     assert set(tq.kv_list()["train"]) == {"p", "p_0_0"}
     monkeypatch.setenv("REDRB_TRANSFER_QUEUE_LATER", "both")
     with pytest.raises(ConfigError, match=r"REDRB_TRANSFER_QUEUE_LATER='both': use"):
         tq.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_whose_rows_are_dropped_is_generated_again(
+    tq: ModuleType, restart: Callable[[], None], tmp_path: Path, seed: int
+) -> None:
+    """After `drop` a prompt is as it was: in flight, or with all trajectories of its end."""
+    dice, at, steps = random.Random(seed), -1, []
+    for number in range(dice.choice([1, 2, 60])):
+        steps += [(number, "begun"), (number, "half"), (number, "rest"), (number, "ended")]
+        steps += [(number, "trained")] if dice.random() < 0.4 else []
+    of = dice.sample(steps, len(steps))
+    todo = {number: [each for each in steps if each[0] == number] for number, _ in steps}
+    at = dice.randrange(len(of))
+    before: dict[str, Any] = {}
+    for place, (number, _) in enumerate(of):
+        if place == at:
+            tq.save_checkpoint(tmp_path)
+            before = tq.kv_list().get("train", {})
+        key, parts = f"p{number}", [f"p{number}_{session}_0" for session in range(4)]
+        match todo[number].pop(0)[1]:
+            case "begun":
+                tq.kv_put(key, "train", tag=prompt(dice.choice(["pending", "running"])))
+            case "half":
+                tq.kv_batch_put(parts[:2], "train", tags=[trajectory()] * 2)
+            case "rest":
+                tq.kv_batch_put(parts[2:], "train", tags=[trajectory()] * 2)
+            case "ended":
+                tq.kv_put(key, "train", tag=prompt(dice.choice(["finished", "failure"])))
+            case "trained":
+                tq.kv_clear([key, *parts], "train")
+    for _ in range(2):
+        restart()
+        tq.load_checkpoint(tmp_path, later="drop")
+        found = tq.kv_list().get("train", {})
+        for key, tags in before.items():
+            if tags.get("is_prompt"):
+                in_flight = tags["status"] in ("pending", "running")
+                assert (found[key]["status"] in ("pending", "running")) == in_flight
+        assert set(found) == set(before)
 
 
 def test_partitions_that_are_younger_than_the_checkpoint(

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,9 @@ from redrb.table.table import Later
 _FILE = "redrb.json"
 _VALIDATION = "val"
 """verl's partition for validation, whose rows belong to the weights of one moment."""
+
+_IN_FLIGHT = ("pending", "running")
+"""Status of a prompt of verl that is being generated."""
 
 _TRAJECTORY = re.compile(r"(.+)_[0-9]+_[0-9]+")
 """Key of a trajectory of verl: that of its prompt, session and index."""
@@ -50,14 +53,18 @@ def save_checkpoint(
         OSError: The file cannot be written.
         StaleRun: A newer run has begun.
     """
-    save(opened(), checkpoint_dir, metadata or {})
+    queue = opened()
+    ended = {name: _ended_prompts(queue.partition(name)) for name in queue.names()}
+    save(queue, checkpoint_dir, metadata or {}, ended)
 
 
 def load_checkpoint(checkpoint_dir: str | Path, *, later: Later | None = None) -> None:
     """Return to a checkpoint: rows that were cleared after it are there again.
 
     Call it in the driver, right after `init`. Trajectories whose prompt is gone are cleared: they
-    were trained in the step of the checkpoint, and verl would never sample them.
+    were trained in the step of the checkpoint, and verl would never sample them. Where later rows
+    are dropped, prompts that were generated when the checkpoint was made have the status "running"
+    again, so that verl generates them anew.
 
     Args:
         later: Rows that were put after the checkpoint: "keep", so that finished trajectories are
@@ -72,8 +79,10 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Later | None = None) -
     """
     chosen = environment.variable(LATER, "keep") if later is None else later
     check_choice(LATER if later is None else "later", chosen, ("keep", "drop"))
-    loaded = load(opened(), checkpoint_dir, cast("Later", chosen), exact=[_VALIDATION])
+    loaded, ended = load(opened(), checkpoint_dir, cast("Later", chosen), exact=[_VALIDATION])
     for name, (partition, restored) in loaded.items():
+        if chosen == "drop" or name == _VALIDATION:
+            _run_again(partition, ended.get(name, []))
         _say_later(name, partition, restored)
         orphans = _orphans(partition)
         if orphans:
@@ -83,8 +92,17 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Later | None = None) -
             )
 
 
-def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) -> None:
-    """Mark all partitions, and write the file."""
+def save(
+    queue: Queue,
+    checkpoint_dir: str | Path,
+    metadata: Mapping[str, Any],
+    ended: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Mark all partitions, and write the file.
+
+    Args:
+        ended: By partition, prompts whose generation had ended before; kept in the file.
+    """
     queue.expect_checkpoints()
     mark = f"checkpoint-{uuid.uuid4().hex}"
     marked = {name: queue.partition(name).table.mark(mark) for name in queue.names()}
@@ -92,6 +110,7 @@ def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) 
         "mark": mark,
         "namespace": queue.namespace,
         "partitions": sorted(marked),
+        "ended": ended or {},
         "user_metadata": dict(metadata),
     }
     path = Path(checkpoint_dir) / _FILE
@@ -102,8 +121,11 @@ def save(queue: Queue, checkpoint_dir: str | Path, metadata: Mapping[str, Any]) 
 
 def load(
     queue: Queue, checkpoint_dir: str | Path, later: Later, *, exact: Collection[str] = ()
-) -> dict[str, tuple[Partition, Restored]]:
-    """Return all partitions to the mark that the file names; returns them, and what was done.
+) -> tuple[dict[str, tuple[Partition, Restored]], dict[str, list[str]]]:
+    """Return all partitions to the mark that the file names.
+
+    Returns:
+        The partitions with what was done, and the prompts that had ended, as `save` got them.
 
     Args:
         exact: Partitions whose later rows are dropped in any case.
@@ -145,7 +167,29 @@ def load(
             restored.back,
             restored.dropped,
         )
-    return loaded
+    return loaded, content["ended"]
+
+
+def _ended_prompts(partition: Partition) -> list[str]:
+    """Return the prompts of verl that are not generated any more."""
+    rows = partition.rows()
+    return [
+        key
+        for key, tags in rows.items()
+        if tags.get("is_prompt") and tags.get("status") not in _IN_FLIGHT
+    ]
+
+
+def _run_again(partition: Partition, ended: Collection[str]) -> None:
+    """Give prompts that had not ended at the checkpoint the status that they had: running.
+
+    What was generated of them since is dropped, and tags stay as they were set last. Without it
+    verl would train such a prompt on the trajectories that are left, or on none.
+    """
+    rows = partition.rows()
+    again = sorted({*_ended_prompts(partition)} - {*ended})
+    if again:
+        partition.put(again, {}, [rows[key] | {"status": "running"} for key in again])
 
 
 def _say_later(name: str, partition: Partition, restored: Restored) -> None:
