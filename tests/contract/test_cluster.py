@@ -307,6 +307,7 @@ def test_while_a_slot_moves_nothing_is_done_by_half(client, cluster, tasks, name
 def test_puts_and_takes_lose_nothing_while_their_slot_moves(client, cluster, tasks, namespace):
     total, makers = 600, 2
     taken: list[int] = []
+    moved_often = threading.Event()
     key = TaskKeys.of(namespace, tasks[0]).stream
     with stream_of(client, tasks[0], namespace, limit=40) as stream:
 
@@ -316,6 +317,7 @@ def test_puts_and_takes_lose_nothing_while_their_slot_moves(client, cluster, tas
                 maker_stream.writer() as writer,
             ):
                 for number in range(maker, total, makers):
+                    assert number < total - 100 or moved_often.wait(60)
                     writer.put([numbered(number)])
 
         def train():
@@ -333,10 +335,11 @@ def test_puts_and_takes_lose_nothing_while_their_slot_moves(client, cluster, tas
                 with cluster.moving(key, other(cluster, key)):
                     pass
                 moves += 1
+                if moves > 3:
+                    moved_often.set()
                 time.sleep(0.02)
             for one in working:
                 one.result()
-        assert moves > 3
         assert sorted(taken) == list(range(total))
         ledger = stream.stats().ledger
         assert (ledger.put, ledger.acked, ledger.balanced) == (total, total, True)
