@@ -34,7 +34,7 @@ PAGES: dict[str, int] = {
     "history_beside": 100,  # entries of history that a put, take or acknowledgement deletes
     "history_dropped": 200,  # entries of history that a call deletes which does only that
     "history_freed": 100,  # entries of history that are read together to free bytes
-    "sorted": 50,  # groups that get their place in a changed order
+    "sorted": 50,  # groups of a random order that get new places
     "sorting_looks": 1000,  # ids that one call looks at for such groups
     "filled": 100,  # groups that one call adds to a new index
     "joined": 100,  # groups that one call adds to the pools of a consumer group that joins

@@ -12,10 +12,8 @@ LETTERS = 20
 _CHANGES: tuple[tuple[str, SettingArguments], ...] = (
     *((tasks.FLOW, {"limit": limit}) for limit in (60, 150, 300, 600)),
     *((tasks.FLOW, {"max_dead": most}) for most in (0, 1, 5)),
-    *((tasks.FLOW, {"order": order}) for order in ("fifo", "lifo", "stalest", "uniform")),
-    (tasks.FLOW, {"limit": 200, "max_dead": 10, "order": "fifo"}),
+    (tasks.FLOW, {"limit": 200, "max_dead": 10}),
     *((tasks.ROLLOUTS, {"limit": limit}) for limit in (40, 100)),
-    *((tasks.ROLLOUTS, {"order": order}) for order in ("fifo", "stalest")),
 )
 
 

@@ -11,11 +11,15 @@
 
 local HIDDEN = {format = true, sampled = true, partitions = true}
 
--- Whether the stored groups can be sorted by an order.
-local function can_sort_by(order)
-  --@include scores
-  return scores_known(order) or redis.call('XLEN', stream) == 0
-    or order == (redis.call('HGET', task, 'order') or 'fifo')
+-- Whether a value of a setting would need a look at groups that are stored: they are sorted by the order, and
+-- indexed by the tags, that the task had when they were put.
+local function needs_empty(name, value)
+  if name ~= 'order' and name ~= 'tags' then
+    return false
+  end
+  local stored = redis.call('HGET', task, name) or name == 'order' and 'fifo' or ''
+  return (value or name == 'order' and 'fifo' or '') ~= stored
+    and redis.call('EXISTS', key('facts')) == 1 and redis.call('HEXISTS', task, 'rebuilt') == 0
 end
 
 -- Record a change.
@@ -26,19 +30,9 @@ local function record(name, old, new, who)
   end
 end
 
--- Delete the indexes of tags that are not declared any more. Takes that wait with a query look again.
-local function drop_tags(before)
-  local declared, dropped = {}, false
-  for _, name in ipairs(rules().names) do
-    declared[name] = true
-  end
-  for _, name in ipairs(before) do
-    if not declared[name] then
-      drop_index('tag', name)
-      dropped = true
-    end
-  end
-  for _, group in ipairs(dropped and groups() or {}) do
+-- Let takes that wait with a query look again, whether the task declares its tags.
+local function wake_all_queries()
+  for _, group in ipairs(groups()) do
     for _, status in ipairs(STATUSES) do
       local pool = pool_of(group, status)
       local queries = queries_of(pool)
@@ -51,7 +45,7 @@ local function drop_tags(before)
 end
 
 -- Begin the work that changed settings cause; `old` and `new` hold their values, false for none.
-local function follow(old, new, names)
+local function follow(old, new)
   local used = number(puts, 'put') > 0
   if new.max_bytes ~= nil and tonumber(new.max_bytes or '0') > 0 and tonumber(old.max_bytes or '0') == 0 then
     redis.call('HSET', task, 'sized_after', number(puts, 'last'), 'bytes', '0', 'kept_bytes', '0')
@@ -66,9 +60,8 @@ local function follow(old, new, names)
     redis.call('HSET', task, 'reordered', '1')
     restart_places()
   end
-  local was_sorted = old.order == 'stalest' and redis.call('HEXISTS', task, 'max_staleness') == 1
   local added = new.max_staleness and not old.max_staleness
-    or new.max_token_staleness and not old.max_token_staleness or new.tags or was_sorted
+    or new.max_token_staleness and not old.max_token_staleness
   if added and used then
     redis.call('HSET', task, 'filling', '0')
   end
@@ -86,7 +79,7 @@ local function follow(old, new, names)
   pack_rules()
   known_rules = nil
   if new.tags ~= nil then
-    drop_tags(names)
+    wake_all_queries()
   end
 end
 
@@ -104,7 +97,7 @@ end
 -- Change settings: name -> value, false for none; those that have the value already stay as they are.
 -- Returns whether one has changed.
 local function change(values, revision, who)
-  local old, new, names, changed = {}, {}, rules().names, false
+  local old, new, changed = {}, {}, false
   for name, value in pairs(values) do
     local stored = redis.call('HGET', task, name)
     if stored ~= value then
@@ -119,7 +112,7 @@ local function change(values, revision, who)
   end
   if changed then
     redis.call('HSET', task, 'revision', revision)
-    follow(old, new, names)
+    follow(old, new)
     wake_all()
   end
   return changed

@@ -40,10 +40,6 @@ local function unpack_facts(packed)
   local facts, current = cmsgpack.unpack(packed)
   facts.status = facts.status or 'completed'
   facts.current = facts.current or current
-  if rules().unsorted then
-    --@include scores
-    facts.score = score_by(rules().order, facts)
-  end
   return facts
 end
 

@@ -1,8 +1,8 @@
--- Fills indexes of versions and tags that a used task was given later.
---@include task facts pools tags
+-- Fills indexes of versions that a used task was given later.
+--@include task facts pools
 
--- Add waiting groups to versions:<pool>, newest:<pool> and tag:<pool>:<name>, for staleness rules and tags
--- that the task was given later: the next page of the facts. Returns whether there is more.
+-- Add waiting groups to versions:<pool> and newest:<pool>, for staleness rules that the task was given later:
+-- the next page of the facts. Returns whether there is more.
 local function fill_indexes()
   local at = redis.call('HGET', task, 'filling')
   if not at then
@@ -20,7 +20,6 @@ local function fill_indexes()
         if rule.max_token_staleness and facts.newest then
           redis.call('ZADD', key('newest', pool), facts.newest, member)
         end
-        tag_in(pool, rule.names, {member}, {facts})
       end
     end
   end

@@ -14,7 +14,7 @@ local function restart_places()
       redis.call('UNLINK', key('mass', pool_of(group, status)))
     end
   end
-  if redis.call('XLEN', stream) > 0 then
+  if redis.call('HGET', task, 'sampled') == '1' and redis.call('XLEN', stream) > 0 then
     redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
   else
     redis.call('HDEL', task, 'unsorted')

@@ -22,7 +22,7 @@ end
 
 -- Whether ready:<pool> sorts all groups by oldest policy version.
 local function sorts_by_version()
-  return rules().order == 'stalest' and not rules().unsorted
+  return rules().order == 'stalest'
 end
 
 -- Whether versions:<pool> sorts the groups.

@@ -1,8 +1,8 @@
 -- Settings that a task remembers.
 --
 -- Work that a change of settings leaves is noted in the task, and done a page at a time (task/fill.lua):
---   filling     a place in the facts, from which on indexes of versions and tags are filled
---   unsorted    "<first> <last>": groups with an id in (first, last] may have their former place
+--   filling     a place in the facts, from which on indexes of versions are filled
+--   unsorted    "<first> <last>": groups of a random order with these ids may have their former place
 --   forgetting  the task keeps no history any more, and deletes what it has
 --   shedding    there are more dead letters than a smaller max_dead allows
 -- If groups and history have more bytes than a smaller max_bytes allows, history is deleted there, too.

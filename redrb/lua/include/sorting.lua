@@ -1,22 +1,17 @@
--- Sorts groups again after the order of a used task has changed, or its places were restarted.
+-- Gives groups of a random order new places after the places were restarted (include/places.lua).
 --
--- The field unsorted of the task says which groups may have their former place yet. They are sorted by
--- arrival, so their id says whether they are. Facts that are read meanwhile have the score of the new order,
--- and nobody takes groups.
---@include task facts settings pools candidates indexes
+-- The field unsorted of the task says which groups may have their former place yet. They get new ones by
+-- arrival, so their id says whether they have. Nobody takes groups meanwhile.
+--@include task facts settings pools candidates places
 
 -- Give a waiting group its place in the order, in each consumer group for which it waits.
 local function sort_group(all, member, facts)
-  store_facts(member, facts)
   for _, group in ipairs(all) do
     local pool = home_of(group, member, facts)
     local ready = key('ready', pool)
     if redis.call('ZSCORE', ready, member) then
       redis.call('ZADD', ready, place(facts, member, clock_of(group, pool)), member)
-      if rules().sampled then
-        --@include places
-        weigh(pool, {}, {facts}, 1) -- without its id, which would say that it is not sorted yet
-      end
+      weigh(pool, {}, {facts}, 1) -- without its id, which would say that it has none yet
     end
   end
 end
@@ -30,9 +25,6 @@ local function note_sorted(seq, last)
   end
   pack_rules()
   known_rules = nil
-  if sorts_by_version() then
-    drop_index('versions')
-  end
 end
 
 -- Sort the next page of groups. Returns whether there is more.

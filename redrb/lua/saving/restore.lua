@@ -84,10 +84,6 @@ local function restore_entries()
     local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
     local member = member_of(seq)
     facts.status = facts.status or 'completed'
-    if rules().unsorted then
-      --@include scores
-      facts.score = score_by(rules().order, facts)
-    end
     store_facts(member, facts)
     if archived ~= '' then
       redis.call('ZADD', key('archive'), archived, member)

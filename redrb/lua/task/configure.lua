@@ -22,8 +22,10 @@ local refused = misfit(values)
 if refused then
   return cmsgpack.pack(refused)
 end
-if values.order and not can_sort_by(values.order) then
-  return cmsgpack.pack({outcome = 'unsortable'})
+for name, value in pairs(values) do
+  if needs_empty(name, value) then
+    return cmsgpack.pack({outcome = 'holds', setting = name, groups = redis.call('HLEN', key('facts'))})
+  end
 end
 note_settings('implied', implied)
 note_settings('configured', configured)

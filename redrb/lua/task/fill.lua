@@ -1,5 +1,5 @@
 -- Do the work that a change of settings leaves, a page at a time: fill an index that the task was given
--- later, sort the groups by another order, delete history, delete dead letters.
+-- later, give groups of a random order new places, delete history, delete dead letters.
 -- KEYS[1] stream
 -- Returns the page
 --@include task settings filling sorting history dead_letters permissions

@@ -42,7 +42,7 @@ local function give(name, value)
     return
   end
   local stored = redis.call('HGET', task, name) or unwritten(name, value)
-  local newer = (generation or 0) > (known or math.huge) and (name ~= 'order' or can_sort_by(value))
+  local newer = (generation or 0) > (known or math.huge) and not needs_empty(name, value)
   if configured[name] and stored ~= value and not newer then
     held[#held + 1] = name
   elseif not stored or stored == value or implied[name] or newer then
@@ -69,8 +69,8 @@ for name, value in pairs(ask.implied) do
   local free = implied[name] or not configured[name] and redis.call('HEXISTS', task, name) == 0
   if free and not learned[name] and not values[name] then
     values[name], implied[name] = value ~= '' and value, value ~= '' or nil
-    if name == 'order' and value ~= '' and not can_sort_by(value) then
-      differing[name] = redis.call('HGET', task, name) or 'fifo'
+    if needs_empty(name, values[name]) then
+      differing[name] = redis.call('HGET', task, name) or name == 'order' and 'fifo' or ''
     end
   end
 end

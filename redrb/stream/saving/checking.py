@@ -239,7 +239,10 @@ def _check_settings(settings: Mapping[str, str]) -> None:
     known = sampled in ("0", "1") and (order is None or str(int(order.sampled)) == sampled)
     _require(known, f"sampled={sampled!r:.80} in the order {name!r:.80}")
     if "unsorted" in settings:
-        _require(order and _UNSORTED.fullmatch(settings["unsorted"]), "groups that are not sorted")
+        _require(
+            sampled == "1" and _UNSORTED.fullmatch(settings["unsorted"]),
+            "groups that are not sorted",
+        )
 
 
 def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:

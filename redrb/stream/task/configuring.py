@@ -74,12 +74,10 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
                 wanted |= {"order": Fifo.name, "sampled": "0"}
             changed = {name: wanted.get(name, "") for name in stored_names(changes)}
             after = store.call(Configure(revision, before["revision"], caller(store), changed))
-            if after.outcome == "unsortable":
+            if after.outcome == "holds":
                 raise ConfigError(
-                    f"task {store.task!r} has groups, and Redis does not know the scores of "
-                    f"{changed['order']!r}: it can sort them by fifo, lifo, stalest, freshest, "
-                    "priority, uniform and prioritized. Give one of these, or change the order "
-                    "while the task is empty."
+                    f"{after.setting} cannot change while task {store.task!r} holds groups, now "
+                    f"{after.groups:,}: change it when all are acknowledged, or clear() the task."
                 )
             if after.outcome != "changed":
                 _check(store, after)
