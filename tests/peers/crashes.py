@@ -13,7 +13,8 @@ the end the trainer takes what is left, and its last notes are compared with the
 - twice: trajectories that are trained twice in one history of checkpoints;
 - torn: rows whose columns or tags did not agree.
 
-It exits with 1 if redrb has lost, doubled or torn a row.
+It exits with 1 if redrb has lost, doubled or torn a row. With REDRB_TRANSFER_QUEUE_LATER=drop those
+are lost that were put after the checkpoint to which the trainer returned.
 """
 
 from __future__ import annotations
