@@ -54,7 +54,7 @@ for _, name in ipairs(ask.columns) do
   end
 end
 local packed_tags, given_tags = #ARGV > 1 and of_rows(tags, numbered) or {}, {}
-local largest, largest_at = 0, 0
+local largest = 1
 for i = 1, #ARGV - 1 do -- bound: PAGE.put_rows
   local given = ARGV[1 + i]
   if packed_tags[i] then
@@ -64,13 +64,11 @@ for i = 1, #ARGV - 1 do -- bound: PAGE.put_rows
     end
     given = cmsgpack.pack(merged)
   end
-  if #given > largest then
-    largest, largest_at = #given, i - 1
-  end
   given_tags[i] = given
+  largest = #given > #given_tags[largest] and i or largest
 end
-if largest > ask.most_tags then
-  return cmsgpack.pack({outcome = 'tags', count = largest_at, nbytes = largest})
+if #(given_tags[largest] or '') > ask.most_tags then
+  return cmsgpack.pack({outcome = 'tags', count = largest - 1, nbytes = #given_tags[largest]})
 end
 local count, width = #ask.keys, #ask.columns
 local change = next_changes(count)
