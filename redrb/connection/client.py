@@ -208,8 +208,11 @@ class Client(Entered):
             pipeline.send(connection)
             return Sent(connection, pipeline.commands, scope.pop_all())
 
-    def check_size(self, nbytes: int, what: str = VALUE) -> None:
+    def check_size(self, nbytes: int, what: str = VALUE, remedy: str = "") -> None:
         """Refuse a value that is too large for the server, which would end the connection.
+
+        Args:
+            remedy: What the caller can do about the value itself, with "or" behind it, and a space.
 
         Raises:
             EncodeError: The message names the server's limit.
@@ -220,8 +223,8 @@ class Client(Entered):
         if nbytes > self._most_bytes:
             raise EncodeError(
                 f"{what} has {nbytes:,} bytes, and Redis at {self.where} takes "
-                f"{self._most_bytes:,} at most ({name}): make it smaller, or raise this setting of "
-                "the server. Nothing of it was sent."
+                f"{self._most_bytes:,} at most ({name}): {remedy}raise this setting of "
+                f"the server to {nbytes:,} or more. Nothing of it was sent."
             )
 
     def _limit(self) -> tuple[str, int]:

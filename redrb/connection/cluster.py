@@ -224,9 +224,9 @@ class _SlotClient(Client):
         endpoint = self._cluster.topology.known(self._slot)
         return self.where if endpoint is None else _named(endpoint)
 
-    def check_size(self, nbytes: int, what: str = VALUE) -> None:
+    def check_size(self, nbytes: int, what: str = VALUE, remedy: str = "") -> None:
         """Refuse a value that is too large for the server; the cluster is asked once."""
-        self._cluster.check_size(nbytes, what)
+        self._cluster.check_size(nbytes, what, remedy)
 
     def at(self, key: str | bytes) -> Client:
         """Return the client for requests on `key`, in any slot."""

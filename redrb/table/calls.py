@@ -61,9 +61,16 @@ class Changed(_Reply, frozen=True, kw_only=True):
 
 
 class Stored(_Reply, frozen=True, kw_only=True):
-    """Reply to `Put`."""
+    """Reply to `Put`.
 
-    outcome: Literal["ok", "again", "gone", "stale", "forgotten", "full", "never", "columns"]
+    Attributes:
+        nbytes: Of "tags", bytes of the largest merged tags, those of the row at the place `count`.
+    """
+
+    outcome: Literal[
+        "ok", "again", "gone", "stale", "forgotten", "full", "never", "columns", "tags"
+    ]
+    nbytes: int = 0
 
 
 class _Change(Call[R], Generic[R], frozen=True):
@@ -87,6 +94,7 @@ class Put(_Change[Stored], frozen=True):
         token: Names the values of the call.
         buckets: Group of each row, in the keys of its value.
         sizes: Bytes of each column of each row, row after row.
+        most_tags: Bytes that the tags of a row may have, with those that it has.
         ttl_ms: Time for which the writer stays in the queue for room; 0: it leaves.
     """
 
@@ -97,6 +105,7 @@ class Put(_Change[Stored], frozen=True):
     columns: list[str]
     sizes: list[int]
     nbytes: int
+    most_tags: int
     ttl_ms: int
 
 

@@ -293,6 +293,8 @@ class Index:
             here().log(f"{what}: a put waits for room")
             self.wait(writing.identity.name)
             return
+        if reply.outcome == "tags":  # `again` has found that the server takes them
+            return
         if writing.attempts > MOST_ATTEMPTS:
             raise StoreError(f"{what}: its scripts refuse what Redis has just returned")
         before = writing.opened

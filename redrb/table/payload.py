@@ -56,7 +56,9 @@ def check_largest(client: Client, values: Sequence[StoredValue], rows: Sequence[
     """
     if values:
         value, row = max(zip(values, rows, strict=True), key=lambda each: each[0].nbytes)
-        client.check_size(value.nbytes, f"row {row!r}, with all columns of this put,")
+        what = f"row {row!r}, with all columns of this put,"
+        remedy = "put smaller values, or its columns one after the other, or "
+        client.check_size(value.nbytes, what, remedy)
 
 
 def by_node(client: Client, keys: Iterable[str]) -> dict[Client, list[int]]:

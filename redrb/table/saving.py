@@ -76,6 +76,12 @@ class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             return [(each[0], *map(int, each[1:4]), list(map(int, each[4:]))) for each in segments]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its values, its tags and its record."""
+        of_values = sum(sum(cells[1::2]) for *_, cells in self.segments)
+        return of_values + len(self.tags) + len(self.record)
+
+    @property
     def head(self) -> str:
         """The head of the record, with the columns of its segments: `include/records.lua`."""
         with Reading("the record of a row"):
@@ -174,10 +180,9 @@ def _frames(
         for _ in range(_ATTEMPTS):
             rows, numbers = _rows(node, keys, numbers) if numbers else [], []
             while rows:
-                part, nbytes = [rows.pop()], 0
-                while rows and nbytes < FRAME_BYTES:
-                    nbytes += sum(sum(cells[1::2]) for *_, cells in part[-1].segments)
-                    nbytes += len(part[-1].tags) + len(part[-1].record)
+                part = [rows.pop()]
+                nbytes = part[0].nbytes
+                while rows and (nbytes := nbytes + rows[-1].nbytes) <= FRAME_BYTES:
                     part.append(rows.pop())
                 wanted = [
                     Wanted(keys.value(bucket, token, place), 0, sum(cells[1::2]), whole=True)

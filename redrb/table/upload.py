@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from redrb.connection import Client
 from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline
+from redrb.connection.transport import SURE_BYTES, Pipeline
+from redrb.errors import EncodeError
 from redrb.table.calls import Put, Stored
 from redrb.table.index import Index, Writing
 from redrb.table.payload import (
@@ -20,6 +22,9 @@ from redrb.table.payload import (
 )
 from redrb.table.values import Piece
 from redrb.unpacking import Reading
+
+MOST_TAGS: Final = 15 << 20
+"""Most bytes of the tags of a row: a saved file has room for them (`stream/saving/file.py`)."""
 
 
 class Upload:
@@ -36,7 +41,7 @@ class Upload:
     ) -> None:
         self._client, self._index, self._keys = client, index, keys
         self._columns, self._cells, self._tags = columns, cells, tags
-        self._token = ""
+        self._token, self._most_tags = "", SURE_BYTES
         self._values: list[StoredValue] = []
         self._sizes: list[int] = []
         self._buckets: list[int] = []
@@ -45,6 +50,9 @@ class Upload:
         """Return the request of the put; on several nodes its values are stored first."""
         if not self._token:
             self._token = f"{writing.identity.name[:16]}{writing.identity.operation:x}"
+            if self._tags:
+                nbytes, row = max(zip(map(len, self._tags), self._keys, strict=True))
+                self._check_tags(nbytes, f"row {row!r}, its tags alone,")
             if self._columns:
                 rows = [key.encode() for key in self._keys]
                 self._values, self._sizes, self._buckets = values_of(
@@ -60,6 +68,7 @@ class Upload:
             columns=self._columns,
             sizes=self._sizes,
             nbytes=nbytes,
+            most_tags=self._most_tags,
             ttl_ms=self._index.ttl_ms,
         )
         nodes = by_node(self._client, [value.key for value in self._values])
@@ -74,11 +83,27 @@ class Upload:
         pipeline.add_values(self._values)
 
     def drop_after(self, reply: Stored) -> None:
-        """Delete the values that no row refers to, after a reply other than "ok"."""
+        """Delete the values that no row refers to, after a reply other than "ok".
+
+        Raises:
+            EncodeError: The tags of a row would be larger than the server or a file takes.
+        """
         if reply.outcome == "again":
             self.drop(reply.change - reply.count)
         elif reply.outcome != "forgotten":
             unlink(self._client, [value.key for value in self._values])
+        if reply.outcome == "tags":
+            row = f"row {self._keys[reply.count]!r}, with the tags that it has already,"
+            self._check_tags(reply.nbytes, row)
+            self._most_tags = reply.nbytes
+
+    def _check_tags(self, nbytes: int, row: str) -> None:
+        if nbytes > MOST_TAGS:
+            raise EncodeError(
+                f"{row} would have {nbytes:,} bytes, and {MOST_TAGS:,} are the most: store large "
+                "values as columns. Nothing was changed."
+            )
+        self._client.check_size(nbytes, row, "store large values as columns, or ")
 
     def drop(self, after: int | None = None) -> None:
         """Delete the values that no row refers to, nor a row that was cleared since."""

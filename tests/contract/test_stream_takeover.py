@@ -59,6 +59,23 @@ def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream, end):
     assert other.stats().ledger.acked == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("math", "give a larger lease_ms"), ("rows:actor", "split such calls: .* no setting")],
+)
+def test_a_silence_says_what_this_user_can_change(client, namespace, name, remedy):
+    def opened() -> ExperienceStream:
+        return ExperienceStream(client, name, namespace=namespace, lease_ms=200)
+
+    with opened() as dead, opened() as other:
+        dead.put(numbered(1))
+        lease = dead.take(1, timeout=0)
+        dead._consumer._heartbeat.stop()
+        other.take(1, timeout=5).ack()
+        with pytest.raises(LeaseLost, match=f"If that is usual, {remedy}"):
+            lease.ack()
+
+
 def test_a_loss_that_no_silence_explains_says_so(open_stream):
     late, other = open_stream(), open_stream()
     late.put(numbered(1))

@@ -53,12 +53,28 @@ for _, name in ipairs(ask.columns) do
     new[#new + 1], new[#new + 2] = name, known
   end
 end
+local packed_tags, given_tags = #ARGV > 1 and of_rows(tags, numbered) or {}, {}
+local largest = 1
+for i = 1, #ARGV - 1 do -- bound: PAGE.put_rows
+  local given = ARGV[1 + i]
+  if packed_tags[i] then
+    local merged = cmsgpack.unpack(packed_tags[i])
+    for tag, value in pairs(cmsgpack.unpack(given)) do
+      merged[tag] = value
+    end
+    given = cmsgpack.pack(merged)
+  end
+  given_tags[i] = given
+  largest = #given > #given_tags[largest] and i or largest
+end
+if #(given_tags[largest] or '') > ask.most_tags then
+  return cmsgpack.pack({outcome = 'tags', count = largest - 1, nbytes = #given_tags[largest]})
+end
 local count, width = #ask.keys, #ask.columns
 local change = next_changes(count)
 local last = number(task, 'number')
 local stored_keys, stored_rows, stored_tags, changed, replaced = {}, {}, {}, {}, {}
 local packed_rows = width > 0 and of_rows(rows, numbered) or {}
-local packed_tags = #ARGV > 1 and of_rows(tags, numbered) or {}
 local written, all = {}, {}
 for i = 1, width do -- bound: PAGE.columns
   all[i] = ids[ask.columns[i]]
@@ -139,16 +155,7 @@ for i, name in ipairs(ask.keys) do
     stored_rows[#stored_rows + 1], stored_rows[#stored_rows + 2] = numbered[i], packed
   end
   changed[2 * i - 1], changed[2 * i] = change + i, numbered[i]
-  local given = ARGV[1 + i]
-  if given and packed_tags[i] then
-    local merged = cmsgpack.unpack(packed_tags[i])
-    for tag, value in pairs(cmsgpack.unpack(given)) do
-      merged[tag] = value
-    end
-    given = cmsgpack.pack(merged)
-  elseif is_new then
-    given = given or cmsgpack.pack({[''] = name})
-  end
+  local given = given_tags[i] or is_new and cmsgpack.pack({[''] = name})
   if given then
     stored_tags[#stored_tags + 1], stored_tags[#stored_tags + 2] = numbered[i], given
   end

@@ -268,7 +268,9 @@ class Preparer:
         )
         for place, one in zip(places, encoded, strict=True):
             if one.nbytes > SURE_BYTES:
-                self._task.store.client.check_size(one.nbytes, f"group {place} of this put")
+                self._task.store.client.check_size(
+                    one.nbytes, f"group {place} of this put", "put smaller groups, or "
+                )
         needs_versions = "versions" in self._checks and options.policy_version is None
         if needs_versions and description.staleness.any:
             for place, group in zip(places, groups, strict=True):

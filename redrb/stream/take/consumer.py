@@ -72,12 +72,14 @@ class Slot:
         """Why the lease is lost, as far as this process knows, and what to do."""
         silent_s, lease_ms = self.consumer.silences.longest_s(self.since), self.consumer.lease_ms
         if silent_s * 1000 >= lease_ms:
+            fixed = "split such calls: the leases of claimed rows have no setting"
+            remedy = fixed if self.consumer.claims_rows else "give a larger lease_ms"
             return (
                 f"the heartbeat of this process was silent for {silent_s:.1f} s, longer than "
                 f"lease_ms={lease_ms}, and others got the groups. A call that holds Python's lock "
                 "(GIL) for so long stops the heartbeat, such as graph capture or a C extension; so "
-                "does a stopped process, or a Redis that is away. If that is usual, give a larger "
-                f"lease_ms. {_DROP}"
+                "does a stopped process, or a Redis that is away. If that is usual, "
+                f"{remedy}. {_DROP}"
             )
         return (
             f"the heartbeat of this process was never silent for longer than {silent_s:.1f} s "
@@ -185,7 +187,7 @@ class Consumer:
         self._finish_due = finish_due
         self.reader = reader
         self.group = group
-        self.lease_ms = lease_ms
+        self.lease_ms, self.claims_rows = lease_ms, ":" in task.name  # of a table: keys.py
         self._slice_s = period_s(lease_ms) / 2  # the next beat comes in time
         self.worker = worker
         self._begin()

@@ -171,7 +171,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
             for value in sent:
                 _send(connection, _command(value, tail, len))
             for value in coming:
-                client.check_size(value.nbytes, value.key)
+                client.check_size(value.nbytes, f"a chunk of weights, {value.key},")
                 sent.append(value)
                 parts = _command(value, tail, value.seen)
                 try:
