@@ -23,7 +23,7 @@ from redrb.cli.processes.maker import __doc__ as maker_text
 from redrb.cli.processes.trainer import __doc__ as trainer_text
 from redrb.cli.run import command as run_command
 from redrb.options import shown
-from redrb.recipe import GRPORecipe, PPORecipe
+from redrb.recipe import GRPORecipe, PPORecipe, Recipe
 from redrb.recipe.command_line import general_parser
 from redrb.recipe.job_settings import (
     EngineSettings,
@@ -342,6 +342,9 @@ UNITS = {
     "truncated_importance": "",
     "max_grad_norm": "",
     "target_reward": "",
+    "reward_above": "",
+    "reward_below": "",
+    "overlong_cache": "tokens",
     "seed": "",
     "batch": "groups",
     "checkpoint_every": "versions",
@@ -454,6 +457,7 @@ OWNERS: dict[type, str] = {
     JobSettings: "All workers",
     MakerSettings: "Makers",
     TrainerSettings: "The trainer",
+    Recipe: "Groups that are not trained",
     StepSettings: "The training step",
     LanguageRecipe: "Sampling from a causal model",
     EngineSettings: "The inference server of makers",

@@ -1,4 +1,6 @@
 from .advantages import GAE as GAE
+from .advantages import AdvantageMethod as AdvantageMethod
+from .advantages import Overlong as Overlong
 from .advantages import compute_reward as compute_reward
 from .advantages import gae as gae
 from .advantages import group_relative_advantages as group_relative_advantages

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from redrb.checks import check_choice
 from redrb.errors import ConfigError, RecordError
+
+AdvantageMethod: TypeAlias = Literal["grpo", "rloo", "reinforce++"]
+"""How a sample is compared with its group; see `group_relative_advantages`."""
 
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL: nearly equal rewards give small advantages."""
@@ -29,6 +34,33 @@ class GAE:
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not within 0 and 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlong:
+    """DAPO's punishment of long completions (Yu et al. 2025, arXiv:2503.14476, equation 13).
+
+    Attributes:
+        limit: Tokens at which a completion is cut off, the paper's L_max.
+        cache: Tokens before the limit over which the punishment grows, 1 to `limit`; L_cache.
+        most: Punishment at the limit, in rewards, > 0; 1 in the paper.
+    """
+
+    limit: int
+    cache: int
+    most: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.cache <= self.limit and 0 < self.most < float("inf")):
+            raise ConfigError(f"{self}: cache must be 1 to limit, and most above 0 and finite.")
+
+    def __call__(self, lengths: Tensor) -> Tensor:
+        """Return what is added to the reward of each completion, float32 `[B]`, at most 0.
+
+        Args:
+            lengths: Tokens of each completion, int64 `[B]`.
+        """
+        return self.most * ((self.limit - self.cache - lengths) / self.cache).clamp(-1, 0)
 
 
 def compute_reward(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: float) -> Tensor:
@@ -92,13 +124,20 @@ def group_relative_advantages(
     group_size: int | None = None,
     group_index: Tensor | None = None,
     scale_by_std: bool = True,
+    method: AdvantageMethod = "grpo",
 ) -> Tensor:
     """Return the advantage of each sample over its group, float32 `[B]`.
 
-    `(reward - mean) / (std + 1e-4)` over the samples of one prompt (GRPO, Shao et al. 2024,
+    "grpo": `(reward - mean) / (std + 1e-4)` over the samples of one prompt (Shao et al. 2024,
     arXiv:2402.03300, section 4.1.2), with the sample standard deviation (n - 1), as in verl and
-    TRL. A group of one sample, or with equal rewards, has advantages of 0, exactly. Means are taken
-    in float64: that of equal rewards in float32 differs from them by a rounding error.
+    TRL. "rloo": the reward less the mean of the n - 1 other samples, `(reward - mean) * n / (n -
+    1)` (Ahmadian et al. 2024, arXiv:2402.14740). "reinforce++": `reward - mean`, and of
+    a group of one the reward (Hu et al. 2025, arXiv:2501.03262); the training step then normalises
+    over its batch, with `normalise_advantages=True`.
+
+    A group with equal rewards has advantages of 0, exactly, and so has a group of one sample but
+    with "reinforce++". Means are taken in float64: that of equal rewards in float32 differs from
+    them by a rounding error.
 
     Args:
         reward: Reward of each sample, float32 `[B]`.
@@ -106,12 +145,16 @@ def group_relative_advantages(
         group_index: Instead of `group_size`: the index of each sample's group, int64 `[B]`, such as
             `Experience.group_index`.
         scale_by_std: False leaves out the division (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783),
-            because it gives prompts that are nearly always or never solved more weight.
+            because it gives prompts that are nearly always or never solved more weight. Only "grpo"
+            divides.
+        method: How a sample is compared with its group.
 
     Raises:
-        ConfigError: Not exactly one of `group_size` and `group_index` is given.
+        ConfigError: Not exactly one of `group_size` and `group_index` is given, or the method is
+            unknown.
         RecordError: The samples are no whole groups.
     """
+    check_choice("method", method, get_args(AdvantageMethod))
     if (group_size is None) == (group_index is None):
         raise ConfigError("give either group_size or group_index.")
     if group_index is not None:
@@ -138,7 +181,11 @@ def group_relative_advantages(
     )
     differ = (largest != smallest)[groups]
     advantages = torch.where(differ, exact - mean[groups], 0.0)
-    if scale_by_std:
+    if method == "reinforce++":
+        advantages = torch.where(sizes[groups] > 1, advantages, exact)
+    elif method == "rloo":
+        advantages = advantages * (sizes / (sizes - 1).clamp(min=1))[groups]
+    elif scale_by_std:
         variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
         advantages = advantages / (variance.sqrt()[groups] + STD_EPSILON)
     return advantages.float()

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from redrb.algorithms.advantages import (
     GAE,
+    AdvantageMethod,
+    Overlong,
     compute_reward,
     gae,
     group_relative_advantages,
@@ -258,7 +260,8 @@ class NaiveExperienceMaker(CompletionScorer):
 class GRPOExperienceMaker(CompletionScorer):
     """Makes groups of completions and compares each with its group, without a critic.
 
-    `advantages` `[B]` are relative to the group, `reward` is raw, and `values` is None. With an
+    `advantages` `[B]` are relative to the group, `reward` is raw, and `values` is None. With
+    `overlong`, `reward` is less the punishment, and `tensors["raw_reward"]` is raw. With an
     `initial_model`, `kl` is the estimate k3, and `tensors["reference_log_probs"]` holds the
     log-probabilities from which GRPO's loss takes its divergence; otherwise `kl` is None.
 
@@ -268,6 +271,8 @@ class GRPOExperienceMaker(CompletionScorer):
         initial_model: The reference policy.
         group_size: Completions of each prompt, >= 1; with one, all advantages are 0.
         scale_by_std: False leaves out the division by the group's standard deviation (Dr. GRPO).
+        method: How a sample is compared with its group; see `group_relative_advantages`.
+        overlong: Punishment of long completions; None: there is none.
 
     Raises:
         ConfigError: An option is out of range.
@@ -281,18 +286,25 @@ class GRPOExperienceMaker(CompletionScorer):
         group_size: int = 8,
         *,
         scale_by_std: bool = True,
+        method: AdvantageMethod = "grpo",
+        overlong: Overlong | None = None,
     ) -> None:
         if group_size < 1:
             raise ConfigError(f"group_size {group_size} must be at least 1.")
         self.actor, self.reward_model, self.initial_model = actor, reward_model, initial_model
         self.group_size, self.scale_by_std = group_size, scale_by_std
+        self.method, self.overlong = method, overlong
 
     def _rewarded(self, experience: Experience, raw: Tensor) -> Experience:
         """Return the experience with rewards and advantages."""
+        reward, tensors = raw, experience.tensors
+        if self.overlong is not None:
+            reward = raw + self.overlong(named_tensors(experience)["action_mask"].sum(1))
+            tensors = tensors | {RAW_REWARD: raw}
         advantages = group_relative_advantages(
-            raw, group_size=self.group_size, scale_by_std=self.scale_by_std
+            reward, group_size=self.group_size, scale_by_std=self.scale_by_std, method=self.method
         )
-        return replace(experience, reward=raw, advantages=advantages)
+        return replace(experience, reward=reward, advantages=advantages, tensors=tensors)
 
 
 @torch.no_grad()

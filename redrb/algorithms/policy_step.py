@@ -25,6 +25,7 @@ from redrb.algorithms.losses import (
     grpo_loss,
     kl_estimate,
     masked_mean,
+    normalised,
     row_mean,
     truncated_importance,
 )
@@ -78,6 +79,8 @@ class PolicyStep:
         micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
             no limit.
         micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
+        normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions, on
+            each rank over those of its own batch.
 
     Raises:
         ConfigError: An option is out of range.
@@ -99,6 +102,7 @@ class PolicyStep:
         truncated_importance: float | None = None,
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
+        normalise_advantages: bool = False,
     ) -> None:
         check_positive(
             clip=clip,
@@ -112,6 +116,7 @@ class PolicyStep:
         self.clip, self.clip_high, self.max_grad_norm = clip, clip_high, max_grad_norm
         self.aggregation: Aggregation = aggregation
         self.temperature, self.truncated_importance = temperature, truncated_importance
+        self.normalise_advantages = normalise_advantages
         self.micro_batches = MicroBatches(micro_batch_size, micro_batch_tokens)
         self._sharded = any(hasattr(parameter, "full_tensor") for parameter in actor.parameters())
         self._ranks = self._sharded or isinstance(actor, nn.parallel.DistributedDataParallel)
@@ -301,5 +306,9 @@ class PolicyStep:
         return logits, log_probs
 
     def _advantages(self, batch: TrainingBatch) -> Tensor:
-        """Return the advantages `[B, A]`."""
-        return batch.per_action("advantages")
+        """Return the advantages `[B, A]`, normalised over the whole batch if that is asked for."""
+        if not self.normalise_advantages:
+            return batch.per_action("advantages")
+        whole = batch if batch.place is None else batch.place.whole
+        scaled = normalised(whole.per_action("advantages"), whole.action_mask)
+        return scaled if batch.place is None else batch.place.of(scaled)

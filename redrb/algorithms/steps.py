@@ -17,7 +17,6 @@ from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.losses import (
     Aggregation,
     masked_mean,
-    normalised,
     row_mean,
     value_loss,
 )
@@ -53,8 +52,6 @@ class PPOStep(PolicyStep):
         value_target: Target of the values.
         entropy_coef: Weight of the entropy bonus. Unless it is 0, all logits are copied to float32.
         aggregation: How losses of actions become one number.
-        normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions, on
-            each rank over those of its own batch.
         policy_options: Options of `redrb.algorithms.policy_step.PolicyStep`, such as `clip` and
             `micro_batch_tokens`.
 
@@ -75,7 +72,6 @@ class PPOStep(PolicyStep):
         value_target: ValueTarget = "reward",
         entropy_coef: float = 0.0,
         aggregation: Aggregation = "sequence",
-        normalise_advantages: bool = False,
         **policy_options: Any,
     ) -> None:
         super().__init__(actor, aggregation=aggregation, **policy_options)
@@ -86,7 +82,6 @@ class PPOStep(PolicyStep):
         self.actor_optimizer, self.critic_optimizer = actor_optimizer, critic_optimizer
         self.value_clip, self.entropy_coef = value_clip, entropy_coef
         self.value_target: ValueTarget = value_target
-        self.normalise_advantages = normalise_advantages
 
     def __call__(self, experience: Experience) -> dict[str, float]:
         """Take one step of both optimizers.
@@ -115,14 +110,6 @@ class PPOStep(PolicyStep):
             metrics["reference_kl"] = masked_mean(kl, whole.action_mask, whole.totals)
         networks = {"actor": self.actor, "critic": self.critic}
         return self._end(whole, metrics, networks, (self.actor_optimizer, self.critic_optimizer))
-
-    def _advantages(self, batch: TrainingBatch) -> Tensor:
-        """Return the advantages `[B, A]`, normalised over the whole batch if that is asked for."""
-        if not self.normalise_advantages:
-            return batch.per_action("advantages")
-        whole = batch if batch.place is None else batch.place.whole
-        scaled = normalised(whole.per_action("advantages"), whole.action_mask)
-        return scaled if batch.place is None else batch.place.of(scaled)
 
     def critic_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the critic's loss, float32 `[]`, and its metrics; see `actor_loss`."""

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from redrb.algorithms import group_relative_advantages
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
-from redrb.algorithms.experience_makers import reference_log_probs
+from redrb.algorithms.experience_makers import RAW_REWARD, reference_log_probs
 from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.errors import RecordError
+from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
+from redrb.recipe.dropped import Choice
 from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
@@ -157,7 +158,10 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
         self, client: Client, recipe: GRPORecipe, write: Write, episode: Episode | None = None
     ) -> None:
         """Open the task; without an episode, completions are scored together with their group."""
-        self._client, self._recipe = client, recipe
+        self._client, self._recipe, self._overlong = client, recipe, recipe.overlong
+        self._choice = Choice(recipe.reward_above, recipe.reward_below)
+        if episode and self._overlong:
+            raise ConfigError("leave --overlong-cache out: an episode gives its whole reward.")
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
         with ExitStack() as undo:
@@ -219,7 +223,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             super().run(prompts)
 
     async def _finish(self, items: list[BufferItem]) -> list[BufferItem] | None:
-        """Return the complete group; None, to filter it, if a reward is no number.
+        """Return the complete group; None, to filter it, if a reward is no number or out of bounds.
 
         Raises:
             RecordError: A sample has no reward.
@@ -234,9 +238,23 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
             log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
             return None
+        noted = self._choice.extras(rewards.tolist())
+        if self._overlong is not None:
+            actions: list[Any] = [item.action_log_probs for item in items]
+            raw = rewards
+            rewards = raw + self._overlong(torch.tensor([len(each) for each in actions]))
+            for item, *both in zip(items, rewards, raw, strict=True):
+                item.reward, item.tensors[RAW_REWARD] = both
+        if noted is None:
+            self._report.add_group(items)
+            return None
+        items[0].extras |= noted
         name = next(self._names)
         advantages = group_relative_advantages(
-            rewards, group_size=len(items), scale_by_std=recipe.scale_by_std
+            rewards,
+            group_size=len(items),
+            scale_by_std=recipe.scale_by_std,
+            method=recipe.advantages,  # type: ignore[arg-type]
         )
         for item, advantage in zip(items, advantages, strict=True):
             item.group_id = name

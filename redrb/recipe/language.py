@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from redrb.algorithms import Completion, GRPOStep, PPOStep, Reward
+    from redrb.algorithms import Completion, GRPOStep, Overlong, PPOStep, Reward
     from redrb.connection import Client
     from redrb.experience import Experience
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
@@ -287,6 +287,12 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
     scale_by_std: bool = option(
         True, "divide advantages by the group's standard deviation; no: Dr. GRPO"
     )
+    advantages: str = option(
+        "grpo", "how samples are compared", choices=("grpo", "rloo", "reinforce++")
+    )
+    overlong_cache: int = option(
+        0, "last of max_new_tokens, over which DAPO's punishment of length grows; 0: none", least=0
+    )
     lora_rank: int = option(
         0, "rank of LoRA on all linear layers, which alone are trained; 0: train all", least=0
     )
@@ -299,6 +305,14 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
 
             models["actor"] = with_lora(models["actor"], self.lora_rank)
         return models
+
+    @property
+    def overlong(self) -> Overlong | None:
+        """The punishment of long completions; None: there is none. Override it for another size."""
+        from redrb.algorithms import Overlong
+
+        cache = self.overlong_cache
+        return Overlong(limit=self.max_new_tokens, cache=cache) if cache else None
 
     def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
         """Return a maker that samples with its own model, or from the inference server."""
@@ -324,6 +338,7 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
             optimizers["actor"],
             beta=self.beta,
             temperature=self.temperature,
+            normalise_advantages=self.advantages == "reinforce++",
             **self.step_options,
         )
 
@@ -344,5 +359,7 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
             reference,
             group_size=self.group_size,
             scale_by_std=self.scale_by_std,
+            method=self.advantages,  # type: ignore[arg-type]
+            overlong=self.overlong,
         )
         return CompletionGroups(self, maker)

@@ -6,7 +6,7 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop, checked_stop_seconds
 from redrb.errors import StoreError
 from redrb.experience import Experience
+from redrb.recipe.dropped import Choice
 from redrb.recipe.groups import RolloutGroups
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
@@ -104,6 +105,7 @@ class RecipeMaker(Maker):
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
         """Open the task."""
         self._recipe, self._client = recipe, client
+        self._choice = Choice(recipe.reward_above, recipe.reward_below)
         stop = Stop(checked_stop_seconds("stop_timeout", recipe.stop_timeout))
         stream = task_of(client, recipe)
         with ExitStack() as undo:
@@ -143,15 +145,21 @@ class RecipeMaker(Maker):
         if self._reference is not None:
             load_reference(self._client, self._recipe, self._reference)
 
+    def _made(self, inputs: Any) -> Iterator[Experience]:
+        """Yield the groups that are trained; the others are counted with the failed ones."""
+        for experience in super()._made(inputs):
+            yield from self._choice.kept(experience) if self._recipe.drops_groups else [experience]
+
     def count_failed(self) -> None:
-        """Count groups that could not be made as filtered."""
+        """Count groups that could not be made, or were not chosen, as filtered."""
+        failed, self._choice.dropped = self._choice.dropped, 0
         if isinstance(self.experience_maker, RolloutGroups):
-            failed = self.experience_maker.take_failed()
-            try:
-                with Deadline(stop=self._stop):
-                    self._streams[0].discard_filtered(failed)
-            except StoreError as error:
-                _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
+            failed += self.experience_maker.take_failed()
+        try:
+            with Deadline(stop=self._stop):
+                self._streams[0].discard_filtered(failed)
+        except StoreError as error:
+            _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
 
 
 def task_of(client: Client, recipe: Recipe) -> ExperienceStream:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from redrb.errors import ConfigError
+from redrb.options import option
 from redrb.recipe.job_settings import JobSettings, MakerSettings, TrainerSettings
 
 if TYPE_CHECKING:
@@ -37,6 +40,19 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         ...     steps = 500                                       # another default of a setting
         ...     hidden: int = option(64, "width of the network")  # a setting of this recipe
     """
+
+    reward_above: float = option(-math.inf, "makers drop groups unless their mean reward is above")
+    reward_below: float = option(math.inf, "makers drop groups unless their mean reward is below")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.reward_above < self.reward_below:
+            raise ConfigError("--reward-above must be less than --reward-below: no group is left.")
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether makers drop groups by their mean reward."""
+        return self.reward_above > -math.inf or self.reward_below < math.inf
 
     @classmethod
     def missing(cls) -> list[str]:

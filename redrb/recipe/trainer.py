@@ -19,6 +19,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
+from redrb.recipe.dropped import of_made
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
@@ -111,7 +112,8 @@ class RecipeTrainer(Trainer):
     def training_step(self, experience: Experience) -> dict[str, Any]:
         """Take the recipe's step and return its metrics, and how stale the samples are."""
         metrics = self._recipe.step(self._models, self._optimizers, experience)
-        return {**metrics, **staleness(experience, self.weight_version)}
+        made = of_made(experience) if self._recipe.drops_groups else {}
+        return {**metrics, **made, **staleness(experience, self.weight_version)}
 
     def send_weights(self) -> None:
         """Publish the recipe's models, and report the version."""

@@ -75,8 +75,9 @@ class TrainerReport(TrainerEvents):
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
         reward = experience.tensors.get(RAW_REWARD, experience.reward)
         if reward is not None:
-            self._rewards.append(float(reward.float().mean()))
-            metrics = {"reward": self._rewards[-1], **metrics}
+            mean = float(reward.float().mean())
+            self._rewards.append(metrics.get("made_reward", mean))
+            metrics = {"reward": mean, **metrics}
         self._write_step(
             {"staleness_mean": 0.0, "staleness_max": 0.0, **metrics},
             experience,

@@ -153,6 +153,7 @@ class TrainerEvents(TrainerCallback):
     Examples:
         >>> with TensorBoardLog("runs/first") as log:
         ...     trainer = DetachedPPOTrainer(..., callbacks=[TrainerEvents(log.write)])
+        ...     trainer.sync_models_to_remote_makers()
         ...     trainer.fit(total_steps=1000, update_steps=10)
 
     Attributes:

@@ -110,10 +110,30 @@ def test_makers_end_when_the_trainer_has_ended_the_job(job, monkeypatch):
 
 def test_the_end_as_the_documents_print_it(job, client, namespace):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from-coati.md").read_text()
-    [example] = re.findall(r"```python\n(trainer\.fit.*?)```", page, re.DOTALL)
+    [example] = re.findall(r"```python\n(trainer\..*?)```", page, re.DOTALL)
     exec(example.replace("1000", "0"), {"trainer": job.trainer()})
     newest = AnnouncementReader(client, trainer_key(namespace, "trainer_0")).newest()
     assert newest.ended == "all steps are trained"
+
+
+@pytest.mark.long
+def test_a_trainer_resumes_as_the_documents_print_it(job, tmp_path, monkeypatch):
+    """Its maker waits for the first weights, which a trainer sends that only fits never."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from-coati.md").read_text()
+    [example] = re.findall(r"```python\n(trainer = MyTrainer\(.*?)```", page, re.DOTALL)
+    assert "fit(total_steps=100_000, update_steps=100)" in example
+    maker = job.maker(name="maker_0", sync_models_from_trainers=True, weights_timeout=20)
+    job.loop(maker)
+    for steps in (2, 5):
+        names = {"MyTrainer": lambda makers, **given: job.trainer(*makers, timeout=20, **given)}
+        exec(
+            example.replace("100_000", str(steps)).replace("update_steps=100", "update_steps=1"),
+            names,
+        )
+        names["trainer"].close()
+        assert names["trainer"]._loop.position.step == steps
+        assert names["trainer"].weight_version > steps  # one before the first step
 
 
 def test_a_maker_of_several_trainers_ends_with_the_last(job):

@@ -276,3 +276,22 @@ def test_the_role_of_episode_makers_is_enough(log_in, store, server, model, name
     publish(store, recipe, recipe.models())
     client = log_in("episode-maker", tasks=(recipe.task_name,), weights=recipe.weights_name)
     assert len(made(client, recipe, store)) == 2
+
+
+def test_long_completions_are_punished_and_groups_out_of_bounds_dropped(
+    server, client, model, tmp_path
+):
+    options = {"overlong_cache": 4, "advantages": "rloo"}
+    recipe = of(Together, model, server, tmp_path, reward_above=0.5, **options)
+    publish(client, recipe, recipe.models())
+    groups = made(client, recipe)
+    assert len(groups) == len(PROMPTS)
+    for group in groups:
+        rewards = []
+        for raw, item in enumerate(group):
+            assert item.tensors["raw_reward"] == raw
+            rewards.append(raw - len(item.action_log_probs) / 4)
+        assert [float(item.reward) for item in group] == pytest.approx(rewards)
+        others = [(sum(rewards) - reward) / 2 for reward in rewards]
+        expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
+        assert [float(item.advantages) for item in group] == pytest.approx(expected)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from redrb.algorithms import (
     GAE,
+    Overlong,
     compute_reward,
     gae,
     group_relative_advantages,
@@ -117,3 +121,64 @@ def test_large_rewards_have_the_advantages_of_their_differences():
     exact = rewards.double()
     expected = (exact - exact.mean()) / (exact.std() + 1e-4)
     torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0)
+
+
+def alone(rewards: list[float], method: str) -> list[float]:
+    """Return the advantages of one group, sample by sample, from the text of the papers."""
+    found = []
+    for number, reward in enumerate(rewards):
+        others = rewards[:number] + rewards[number + 1 :]
+        if method == "rloo":  # the baseline is the mean of the other samples
+            found.append(reward - statistics.fmean(others) if others else 0.0)
+        else:  # REINFORCE++ with a baseline; of one sample it has none
+            found.append(reward - statistics.fmean(rewards) if others else reward)
+    return found
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9), min_size=1, max_size=5
+    ),
+    method=st.sampled_from(["rloo", "reinforce++"]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=100, deadline=None)
+def test_rloo_and_reinforce_are_those_of_each_sample_alone(groups, method, seed):
+    expected = torch.tensor([each for group in groups for each in alone(group, method)])
+    rewards = torch.tensor([reward for group in groups for reward in group])
+    index = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+    order = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed))
+    found = group_relative_advantages(
+        rewards[order], group_index=index[order] * 7 - 3, method=method
+    )
+    torch.testing.assert_close(found, expected[order].float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["rloo", "reinforce++"])
+@pytest.mark.parametrize("value", [0.7, 100.1, 1 / 3])
+def test_equal_rewards_have_no_advantage_by_any_method(value, method):
+    rewards = torch.full((8,), value)
+    assert not group_relative_advantages(rewards, group_size=8, method=method).any()
+
+
+def test_an_unknown_method_is_named():
+    with pytest.raises(ConfigError, match="method"):
+        group_relative_advantages(REWARD, group_size=3, method="remax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1, 0.0), (8, 0.0), (9, -0.25), (10, -0.5), (12, -1.0), (13, -1.0)]
+)
+@pytest.mark.parametrize("most", [1.0, 10.0])
+def test_long_completions_are_punished_as_in_dapo(length, expected, most):
+    """L_max is 12 and L_cache 4, so the interval of the punishment is 8 to 12."""
+    punishment = Overlong(limit=12, cache=4, most=most)
+    close(punishment(torch.tensor([length, 1])), [most * expected, 0.0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cache": 0}, {"cache": 13}, {"most": 0.0}, {"most": math.nan}, {"most": math.inf}]
+)
+def test_a_wrong_option_of_the_punishment_is_named(wrong):
+    with pytest.raises(ConfigError, match="Overlong"):
+        Overlong(**{"limit": 12, "cache": 4, **wrong})

@@ -13,6 +13,7 @@ from redrb.algorithms import (
     Completions,
     GRPOExperienceMaker,
     NaiveExperienceMaker,
+    Overlong,
     action_log_probs,
     action_logits,
     action_values,
@@ -275,3 +276,19 @@ def test_a_subclass_may_read_prompts_and_options_of_its_own():
     known.check_options({"bonus": 1.0, "max_new_tokens": 5})
     with pytest.raises(ConfigError, match="bonos"):
         known.check_options({"bonos": 1.0, "max_new_tokens": 5})
+
+
+def test_a_punished_reward_keeps_the_raw_one():
+    """Advantages compare rewards after the punishment, with the method that is asked for."""
+    overlong = Overlong(limit=5, cache=5, most=2.0)
+    maker = GRPOExperienceMaker(
+        seeded(PlainActor), lengths, group_size=4, method="rloo", overlong=overlong
+    )
+    made = maker.make_experience(PROMPTS, **options(max_new_tokens=5))
+    tokens = of(made, "action_mask").sum(1)
+    raw = of(made, "raw_reward")
+    torch.testing.assert_close(raw, tokens.float())
+    torch.testing.assert_close(of(made, "reward"), raw - 2.0 * tokens / 5)
+    rewards = of(made, "reward").view(3, 4)
+    others = (rewards.sum(1, keepdim=True) - rewards) / 3
+    torch.testing.assert_close(of(made, "advantages").view(3, 4), rewards - others)

@@ -74,7 +74,7 @@ def of_samples(experience: Experience) -> Experience:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("grpo", {"beta": 0.1, "clip_high": 0.4}),
+        ("grpo", {"beta": 0.1, "clip_high": 0.4, "normalise_advantages": True}),
         ("ppo", {"normalise_advantages": True, "value_target": "returns"}),
         ("ppo", {"entropy_coef": 0.1, "truncated_importance": 0.8}),
         ("ppo of samples", {}),

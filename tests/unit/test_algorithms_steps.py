@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from redrb.algorithms import (
     GRPOStep,
     NaiveExperienceMaker,
     PPOStep,
+    group_relative_advantages,
 )
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import (
@@ -400,3 +402,25 @@ def test_grpo_learns():
         history.append(step(batch)["reward"])
     assert history[0] < 0.2
     assert sum(history[-3:]) / 3 > 0.6
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 3}])
+def test_reinforce_normalises_over_the_actions_of_the_batch(changes):
+    """The reference is computed action by action, in float64."""
+    experience = of_grpo()
+    assert experience.reward is not None
+    experience.advantages = group_relative_advantages(
+        experience.reward, group_size=4, method="reinforce++"
+    )
+    plain = copy.deepcopy(experience)
+    mask, advantages = plain.action_mask, plain.advantages
+    assert mask is not None
+    assert advantages is not None
+    counted = [float(advantages[row]) for row, _ in mask.nonzero().tolist()]
+    mean, spread = statistics.fmean(counted), statistics.pstdev(counted)
+    plain.advantages = ((advantages.double() - mean) / spread).float()
+    steps = [grpo(0.1, normalise_advantages=True, **changes), grpo(0.1)]
+    for step, each in zip(steps, (experience, plain), strict=True):
+        step(each)
+    for found, expected in zip(*(step.actor.parameters() for step in steps), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -1,12 +1,16 @@
 """Documents name tests, findings and columns that exist."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from redrb import recipe
 from redrb.cli.__main__ import main
+from redrb.recipe import EpisodeRecipe, GRPORecipe
 from redrb.watch.doctor.server_fixes import FAULTS
+from tests.documents import blocks, name_of, pages
 from tests.finding_kinds import finding_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +29,26 @@ def test_each_promise_names_tests_that_exist(page, least):
     rows = [line for line in text.splitlines() if line.startswith("| ") and "held by" not in line]
     unheld = [row for row in rows if "::test_" not in row]
     assert page != "reference/guarantees" or unheld == [], "no test holds these"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_trainers_send_their_first_weights_before_they_fit(page):
+    """Makers with `sync_models_from_trainers` wait for them."""
+    for block in blocks(page):
+        before, fits, _ = block.text.partition("trainer.fit(")
+        assert not fits or "trainer.sync_models_to_remote_makers()" in before, block.text
+
+
+def test_the_counterparts_of_coati_are_settings_methods_or_metrics():
+    text = (ROOT / "docs/how-to/coming-from-coati.md").read_text()
+    table = text.partition("### What corresponds to what")[2].partition("### What does not")[0]
+    rows = re.findall(r"^\| `.*? \| (.*) \|$", table, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z]+(?:_[a-z]+)*)(?:=[^`]*)?`", row)}
+    metrics = (ROOT / "docs/reference/algorithms.md").read_text().partition("## Metrics")[2]
+    values = {"sglang", "vllm", "local", "token", "sequence"}
+    known = {*dir(GRPORecipe), *dir(EpisodeRecipe), *dir(recipe), *re.findall(r"`(\w+)`", metrics)}
+    assert len(named) > 30
+    assert named - known - values - {field.name for field in fields(GRPORecipe)} == set()
 
 
 def test_the_page_of_doctor_lists_every_code():
