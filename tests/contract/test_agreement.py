@@ -163,7 +163,8 @@ def test_the_settings_that_must_agree_are_those_of_the_recipe() -> None:
     secret = "https://user:password@host/data"
     found = agreed_settings(Based(worker="m", steps=3, group_size=9, dataset=secret, rate=0.5))
     assert found.pop("dataset").startswith("a text with the digest ")
-    assert found == {"base": "10", "fails": '""', "stuck": '""', "hangs": '""'}
+    bounds = {"reward_above": "-Infinity", "reward_below": "Infinity"}
+    assert found == {"base": "10", "fails": '""', "stuck": '""', "hangs": '""', **bounds}
     assert agreed_settings(Based(base=6))["base"] == "6"
     language = {"max_new_tokens", "temperature", "top_k", "top_p"}
 
@@ -177,7 +178,8 @@ def test_the_settings_that_must_agree_are_those_of_the_recipe() -> None:
         def reward(self, completion: Any) -> float:
             return math.nan
 
-    assert agreed_settings(Sums()).keys() == language | {"beta", "lora_rank", "scale_by_std"}
+    advantages = {"beta", "lora_rank", "scale_by_std", "advantages", "overlong_cache"}
+    assert agreed_settings(Sums()).keys() == language | advantages | bounds.keys()
 
 
 @pytest.mark.usefixtures("no_grace")
