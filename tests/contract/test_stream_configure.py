@@ -42,12 +42,6 @@ def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> st
     return server_urls(request.param)
 
 
-@pytest.fixture
-def half_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes die after the change, before the work that it leaves."""
-    monkeypatch.setattr(configuring, "fill", lambda _: None)
-
-
 @dataclass(frozen=True)
 class Shortest:
     name: ClassVar[str] = "shortest"
@@ -273,6 +267,27 @@ def test_a_bound_of_staleness_comes_and_goes(open_stream: Opener) -> None:
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)
     assert expired + 60 + len(stream) < stream.stats().ledger.expired + 60 == GROUPS
+
+
+@on_one_server
+def test_who_opens_a_task_finishes_what_a_dead_process_has_begun(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died after the change, before the work that the change leaves."""
+    stream = open_stream()
+    put_groups(stream)
+    stream.advance(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(configuring, "fill", lambda _: None)
+        stream.configure(max_staleness=10)
+    put_groups(stream, 5)
+    fields = [stream._task.store.keys.task, "filling"]
+    assert stream._task.store.client.execute("HEXISTS", *fields)
+    other = open_stream()
+    assert not stream._task.store.client.execute("HEXISTS", *fields)
+    audit(other)
+    other.expire()
+    assert all(version_of(number) >= 10 for number in numbers(other.take(len(other), timeout=0)))
 
 
 def test_tags_come_and_go(open_stream: Opener) -> None:
