@@ -1,0 +1,102 @@
+"""`ReplayBufferConfig`: what XTuner's trainers build their buffer from."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from redrb.checks import check_choice
+from redrb.compat.xtuner.buffer import ReplayBuffer
+from redrb.compat.xtuner.tasks import STREAM_ORDERS, ReplayOrder
+from redrb.connection import connect
+from redrb.errors import ConfigError
+from redrb.keys import check_name
+
+
+class ReplayBufferConfig:
+    """The `replay_buffer_config` of XTuner's colocated and disaggregated trainers.
+
+    It makes an object of a class below both of XTuner's own configurations, which the trainers ask
+    for. The object's `build()` connects, and returns a `ReplayBuffer` of XTuner's `RolloutState`.
+
+    Examples:
+        >>> config = RLDisaggregatedTrainerConfig(
+        ...     replay_buffer_config=ReplayBufferConfig("redis://host", "run7", order="stalest"),
+        ...     ...,
+        ... )
+    """
+
+    def __new__(
+        cls,
+        url: str,
+        namespace: str = "default",
+        *,
+        order: ReplayOrder = "fifo",
+        run: str = "",
+        **options: Any,
+    ) -> Any:
+        """Return a configuration, without a request to Redis.
+
+        Args:
+            url: Where Redis is, as for `redrb.connect`.
+            order: "fifo", as XTuner's `SyncReplayBufferConfig` has it, or "stalest", as its
+                `AsyncReplayBufferConfig`.
+            run: Name of the run, which the same run gives whenever it starts. "": a new run, or
+                that of the checkpoint that it resumes. A trainer that saves no buffer in its
+                checkpoints (`checkpoint_no_save_replay_buffer`) needs a name to go on.
+            options: Further options of `ReplayBuffer`.
+
+        Raises:
+            ConfigError: XTuner is not installed; or a name, the order or an option cannot be used.
+        """
+        check_name("namespace", namespace)
+        check_choice("order", order, list(STREAM_ORDERS))
+        if run != "":
+            check_name("run", run)
+        made = {"order": order, "namespace": namespace, "run": run}
+        try:
+            signature(ReplayBuffer).bind(None, rollout_type=None, **made, **options)
+        except TypeError as error:
+            raise ConfigError(f"ReplayBufferConfig: {error}.") from error
+        return _below_xtuners()(url=url, **made, options=options)
+
+
+class _Plug:
+    """What a configuration builds."""
+
+    def build(self: Any) -> ReplayBuffer:
+        """Connect, and return the buffer."""
+        return ReplayBuffer(
+            connect(self.url),
+            namespace=self.namespace,
+            order=self.order,
+            run=self.run,
+            rollout_type=import_module("xtuner.v1.data_proto.rl_data").RolloutState,
+            **self.options,
+        )
+
+
+@cache
+def _below_xtuners() -> Any:
+    """Return the class of the configurations, which needs XTuner; raises ConfigError."""
+    try:
+        base = import_module("xtuner.v1.rl.replay_buffer")
+    except ImportError as error:
+        raise ConfigError(
+            f"ReplayBufferConfig is for XTuner's trainers, and XTuner cannot be imported: {error}. "
+            "Install it, or make a redrb.ReplayBuffer."
+        ) from error
+    from pydantic import Field, create_model  # XTuner has it
+
+    return create_model(
+        "ReplayBufferConfig",
+        __base__=(_Plug, base.SyncReplayBufferConfig, base.AsyncReplayBufferConfig),
+        __module__=__name__,
+        url=(str, Field(repr=False)),  # it may contain a password
+        namespace=(str, ...),
+        order=(str, ...),
+        run=(str, ...),
+        options=(dict[str, Any], ...),
+    )
