@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from inspect import signature
+from types import ModuleType
 from typing import Any
 
 from redrb.checks import check_choice
@@ -60,7 +61,7 @@ class ReplayBufferConfig:
             signature(ReplayBuffer).bind(None, rollout_type=None, **made, **options)
         except TypeError as error:
             raise ConfigError(f"ReplayBufferConfig: {error}.") from error
-        return _below_xtuners()(url=url, **made, options=options)
+        return _class_below(_xtuners())(url=url, **made, options=options)
 
 
 class _Plug:
@@ -78,21 +79,25 @@ class _Plug:
         )
 
 
-@cache
-def _below_xtuners() -> Any:
-    """Return the class of the configurations, which needs XTuner; raises ConfigError."""
+def _xtuners() -> ModuleType:
+    """Return XTuner's module of buffers, or raise ConfigError."""
     try:
-        base = import_module("xtuner.v1.rl.replay_buffer")
+        return import_module("xtuner.v1.rl.replay_buffer")
     except ImportError as error:
         raise ConfigError(
             f"ReplayBufferConfig is for XTuner's trainers, and XTuner cannot be imported: {error}. "
             "Install it, or make a redrb.ReplayBuffer."
         ) from error
+
+
+@cache
+def _class_below(buffers: Any) -> Any:
+    """Return the class of the configurations, which is below both of XTuner's."""
     from pydantic import Field, create_model  # XTuner has it
 
     return create_model(
         "ReplayBufferConfig",
-        __base__=(_Plug, base.SyncReplayBufferConfig, base.AsyncReplayBufferConfig),
+        __base__=(_Plug, buffers.SyncReplayBufferConfig, buffers.AsyncReplayBufferConfig),
         __module__=__name__,
         url=(str, Field(repr=False)),  # it may contain a password
         namespace=(str, ...),
