@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from inspect import signature
-from types import ModuleType
 from typing import Any
 
 from redrb.checks import check_choice
@@ -59,35 +58,12 @@ class ReplayBufferConfig:
         made = {"order": order, "namespace": namespace, "run": run}
         try:
             signature(ReplayBuffer).bind(None, rollout_type=None, **made, **options)
-        except TypeError as error:
-            raise ConfigError(f"ReplayBufferConfig: {error}.") from error
-        return _class_below(_xtuners())(url=url, **made, options=options)
-
-
-class _Plug:
-    """What a configuration builds."""
-
-    def build(self: Any) -> ReplayBuffer:
-        """Connect, and return the buffer."""
-        return ReplayBuffer(
-            connect(self.url),
-            namespace=self.namespace,
-            order=self.order,
-            run=self.run,
-            rollout_type=import_module("xtuner.v1.data_proto.rl_data").RolloutState,
-            **self.options,
-        )
-
-
-def _xtuners() -> ModuleType:
-    """Return XTuner's module of buffers, or raise ConfigError."""
-    try:
-        return import_module("xtuner.v1.rl.replay_buffer")
-    except ImportError as error:
-        raise ConfigError(
-            f"ReplayBufferConfig is for XTuner's trainers, and XTuner cannot be imported: {error}. "
-            "Install it, or make a redrb.ReplayBuffer."
-        ) from error
+            buffers = import_module("xtuner.v1.rl.replay_buffer")
+        except (TypeError, ImportError) as error:
+            raise ConfigError(
+                f"{error}: ReplayBufferConfig needs XTuner, and takes options of ReplayBuffer."
+            ) from error
+        return _class_below(buffers)(url=url, **made, options=options)
 
 
 @cache
@@ -105,3 +81,12 @@ def _class_below(buffers: Any) -> Any:
         run=(str, ...),
         options=(dict[str, Any], ...),
     )
+
+
+class _Plug:
+    def build(self: Any) -> ReplayBuffer:
+        """Connect, and return the buffer."""
+        made = {"order": self.order, "namespace": self.namespace, "run": self.run}
+        rollouts = import_module("xtuner.v1.data_proto.rl_data")
+        client = connect(self.url)
+        return ReplayBuffer(client, rollout_type=rollouts.RolloutState, **made, **self.options)

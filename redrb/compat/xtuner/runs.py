@@ -21,41 +21,36 @@ class Run:
         name: Its name; that of a run without one is random, until it resumes a save of a run.
     """
 
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
+    def __init__(
+        self, client: Client, namespace: str, name: str, *, held: Callable[[], int]
+    ) -> None:
+        """`held` returns the number of groups in Redis; it is called with the lock held."""
         self._named = name != ""
         self.name = check_name("run", name) if self._named else uuid.uuid4().hex
-        self._namespace = namespace
+        self._namespace, self._held = namespace, held
         self._key = replay_run_key(namespace)
         self._client = client.at(self._key)
         self._lock = threading.Lock()
         self._entered = False
 
-    def enter(self, held: Callable[[], int]) -> bool:
-        """Check, once, that the groups in Redis are of this run, or that there are none.
-
-        Args:
-            held: Returns the number of groups in Redis.
+    def enter(self) -> bool:
+        """At the first call, check that the groups in Redis are of this run, or take none over.
 
         Returns:
-            Whether this call found that the run has begun before, and goes on.
+            Whether this is the first call, and the run has begun before and goes on.
 
         Raises:
             ConfigError: There are groups of another run.
         """
-        if self._entered:
-            return False
         with self._lock:
-            owner = self._owner()
-            if owner != self.name:
-                self._check_none(owner, held)
-                self._own(self.name)
-            elif not self._entered:
-                self._say(held())
-            first, self._entered = not self._entered, True
-        return first and owner == self.name
+            if self._entered:
+                return False
+            begun = self._is_owner(self.name)
+            self.take_over("")
+            return begun
 
-    def goes_on(self, saved: str, held: Callable[[], int], *, exists: bool) -> bool:
-        """Return whether the groups in Redis are of this run, so that a save is not to be restored.
+    def goes_on(self, saved: str, *, exists: bool) -> bool:
+        """Return whether Redis has this run or that of a save, which is then not restored.
 
         Args:
             saved: The run that the save is of; "" for none.
@@ -64,17 +59,12 @@ class Run:
         Raises:
             ConfigError: There are groups of another run.
         """
+        names = (saved, self.name) if self._named else (saved,)
         with self._lock:
-            owner = self._owner()
-            known = owner != "" and owner in (self.name, saved)
-            if known and exists:
-                self.take_over(owner)
-                self._say(held())
+            if self._is_owner(*names, said=exists) and exists:
+                self.take_over(saved)
                 return True
-            if not known:
-                self._check_none(owner, held)
-            if owner:
-                self._own("")  # if this process dies now, the next one restores the save
+            self._own("")  # if this process dies now, the next one restores the save
             return False
 
     def take_over(self, saved: str) -> None:
@@ -84,26 +74,21 @@ class Run:
         self._own(self.name)
         self._entered = True
 
-    def _owner(self) -> str:
+    def _is_owner(self, *names: str, said: bool = True) -> bool:
         found: bytes = self._client.execute("GET", self._key) or b""
-        return found.decode(errors="replace")
-
-    def _own(self, name: str) -> None:
-        self._client.execute("SET", self._key, name)
-
-    def _check_none(self, owner: str, held: Callable[[], int]) -> None:
-        if owner and (groups := held()):
+        owner, groups = found.decode(errors="replace"), self._held() if found else 0
+        if found and owner in names:
+            if said:
+                _log.warning("run %r goes on with the %d groups that Redis holds", owner, groups)
+            return True
+        if groups:
             raise ConfigError(
                 f"namespace {self._namespace!r} holds {groups} groups of another run, "
                 f"{owner!r:.140}. To go on with it, resume a checkpoint of it, or give this name "
                 f"as run=. To begin another run, give another namespace, or delete the tasks "
                 f"(`redrb rm --namespace {self._namespace} TASK`)."
             )
+        return False
 
-    def _say(self, groups: int) -> None:
-        _log.warning(
-            "run %r goes on with the %d groups that Redis holds in namespace %r",
-            self.name,
-            groups,
-            self._namespace,
-        )
+    def _own(self, name: str) -> None:
+        self._client.execute("SET", self._key, name)

@@ -75,15 +75,12 @@ def resume(tasks: Tasks, directory: Path) -> None:
                 f"{tasks.partitions}: resume into a buffer with partitions={len(files)}."
             )
     exists = any(map(tasks.exists, tasks.names()))
-    if tasks.run is not None and tasks.run.goes_on(run, tasks.held, exists=exists):
-        lost = [each for each in saved if not (tasks.exists(each) or tasks.removed(each))]
-        if lost:
-            _log.warning(
-                "tasks of the save in %s that Redis has lost are not restored: %s. To go back to "
-                "the save, delete the other tasks, too, and resume again",
-                directory,
-                ", ".join(map(repr, lost)),
-            )
+    if tasks.run is not None and tasks.run.goes_on(run, exists=exists):
+        for each in saved:
+            if not (tasks.exists(each) or tasks.removed(each)):
+                _log.warning(
+                    "Redis has lost task %r, which is not restored from %s", each, directory
+                )
         return
     stored = tasks.stored(leaving_out=saved)
     if stored:

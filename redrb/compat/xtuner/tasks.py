@@ -81,18 +81,13 @@ class Tasks:
         self._entered = time.monotonic()
         self._streams: dict[str, ExperienceStream] = {}
         self._stores: dict[str, list[TaskStore]] = {}
-        self.run = None if run is None else Run(client, namespace, run)
+        self.run = None if run is None else Run(client, namespace, run, held=self._held)
         self._names = replay_key(namespace)
         self._names_client = client.at(self._names)
 
     def enter(self) -> bool:
         """Do what `Run.enter` does; False without a run."""
-        return self.run is not None and self.run.enter(self.held)
-
-    def held(self) -> int:
-        """Return the number of stored groups of all tasks, none of which is opened."""
-        counts = [store.call(Stats(GROUP)) for name in self.names() for store in self.stores(name)]
-        return sum(each["stored"] for each in counts if each is not None)
+        return self.run is not None and self.run.enter()
 
     def open(self, task: str, *, of_any_run: bool = False) -> ExperienceStream:
         """Return the stream of a task, which is created if it does not exist.
@@ -205,6 +200,10 @@ class Tasks:
             streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.close()
+
+    def _held(self) -> int:
+        counts = [store.call(Stats(GROUP)) for name in self.names() for store in self.stores(name)]
+        return sum(each["stored"] for each in counts if each is not None)
 
     def _enter(self, *tasks: str) -> None:
         self._names_client.execute("SADD", self._names, *tasks)
