@@ -376,7 +376,7 @@ def test_tasks_that_redis_has_lost_are_named_when_a_run_goes_on(
         async with build() as buffer:
             await buffer.resume(tmp_path)
             lost = [each for each in caplog.messages if "Redis has lost task" in each]
-            assert lost == [f"Redis has lost task 'code', which is not restored from {tmp_path}"]
+            assert lost == [f"Redis has lost task 'code', which is not restored: {tmp_path}"]
             assert await everything(buffer, "math", "code", "removed") == [1]
 
     play(scenario())

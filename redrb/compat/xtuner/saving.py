@@ -76,11 +76,9 @@ def resume(tasks: Tasks, directory: Path) -> None:
             )
     exists = any(map(tasks.exists, tasks.names()))
     if tasks.run is not None and tasks.run.goes_on(run, exists=exists):
-        for each in saved:
-            if not (tasks.exists(each) or tasks.removed(each)):
-                _log.warning(
-                    "Redis has lost task %r, which is not restored from %s", each, directory
-                )
+        for task in saved:
+            if not (tasks.exists(task) or tasks.removed(task)):
+                _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
         return
     stored = tasks.stored(leaving_out=saved)
     if stored:
