@@ -100,21 +100,23 @@ def manager(kind: Any, run: str, namespace: str | None = None) -> Any:
     return kind([_TaskRunner("math", Loop(), strategy.build(), sampler)], buffer, Controller())
 
 
+def made_of(groups: list[list[RolloutState]]) -> list[str]:
+    return [group[0].extra_fields["made"] for group in groups]
+
+
 async def train(folder: Path, run: str, steps: int) -> None:
     trained = manager(AgentLoopManager, run)
     newest = folder / "newest"
-    step = await trained.resume(Path(newest.read_text())) if newest.exists() else 0
-    for step in range(step + 1, step + 1 + steps):
+    done = await trained.resume(Path(newest.read_text())) if newest.exists() else 0
+    for step in range(done + 1, done + 1 + steps):
         batch = await trained.produce_batch(BATCH, train_step=step, model_step=step - 1)
-        print(
-            "took", *(group[0].extra_fields["made"] for group in batch.rollout_states), flush=True
-        )
+        print("took", *made_of(batch.rollout_states), flush=True)
         if step % 2 == 0:
             checkpoint = folder / f"ckpt-step-{step}"
             await trained.save(checkpoint, step, no_save_replay_buffer=run != "")
             newest.write_text(str(checkpoint))
     left = await trained.replay_buffer.get(10**6, "math", Status.COMPLETED)
-    print("left", *(group[0].extra_fields["made"] for group in left), flush=True)
+    print("left", *made_of(left), flush=True)
 
 
 @pytest.fixture
