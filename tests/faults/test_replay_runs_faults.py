@@ -42,12 +42,13 @@ class Journal:
 
 def numbers(folder: Path, event: str) -> list[int]:
     """Return the numbers of an event in the journals of all processes."""
-    lines = [line.split() for path in folder.glob("journal-*") for line in path.open()]
+    texts = [path.read_text() for path in folder.glob("journal-*")]
+    lines = [line.split() for text in texts for line in text.splitlines()]
     return [int(number) for name, *rest in lines if name == event for number in rest]
 
 
 def build(url: str, namespace: str, run: str) -> ReplayBuffer:
-    plug = ReplayBufferConfig(url, namespace, order="stalest", run=run, lease_ms=1000)
+    plug = ReplayBufferConfig(url, namespace, order="stalest", run=run, lease_ms=5000)
     buffer: ReplayBuffer = plug.build()
     return buffer
 

@@ -83,10 +83,18 @@ def _class_below(buffers: Any) -> Any:
     )
 
 
+class _Buffer(ReplayBuffer):
+    """A buffer with a client of its own."""
+
+    async def close(self) -> None:
+        await super().close()
+        self._tasks.client.close()
+
+
 class _Plug:
     def build(self: Any) -> ReplayBuffer:
-        """Connect, and return the buffer."""
+        """Connect, and return the buffer; its `close` closes the connection, too."""
         made = {"order": self.order, "namespace": self.namespace, "run": self.run}
         rollouts = import_module("xtuner.v1.data_proto.rl_data")
         client = connect(self.url)
-        return ReplayBuffer(client, rollout_type=rollouts.RolloutState, **made, **self.options)
+        return _Buffer(client, rollout_type=rollouts.RolloutState, **made, **self.options)
