@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from redrb import ConfigError
-from redrb.compat.xtuner import ReplayBuffer, ReplayBufferConfig
+from redrb.compat.xtuner import ReplayBuffer, ReplayBufferConfig, tasks
 from redrb.connection import Client
 from redrb.errors import DecodeError
 from redrb.keys import replay_run_key
@@ -60,8 +60,8 @@ async def put(buffer: ReplayBuffer, *numbers: int) -> None:
         await buffer.put(group(number), "math")
 
 
-async def everything(buffer: ReplayBuffer, *tasks: str) -> list[int]:
-    found = [each for task in tasks or ["math"] for each in await buffer.get(99, task, "completed")]
+async def everything(buffer: ReplayBuffer, *names: str) -> list[int]:
+    found = [each for task in names or ["math"] for each in await buffer.get(99, task, "completed")]
     return [rollout["rollout_id"] for (rollout,) in found]
 
 
@@ -203,6 +203,33 @@ def test_a_run_whose_tasks_are_gone_is_filled_from_its_checkpoint(
         async with build(run, partitions=partitions) as buffer:
             await buffer.resume(tmp_path)
             assert sorted(await everything(buffer)) == left
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("lost", ["*", "replay}*"], ids=["everything", "the names"])
+def test_a_run_is_named_again_after_redis_lost_its_name(
+    build: Build,
+    client: Client,
+    namespace: str,
+    lost: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "ENTER_AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        async with build() as buffer:
+            await put(buffer, 1)
+            await buffer.save(tmp_path)
+            for key in client.execute("KEYS", f"redrb:{{{namespace}:{lost}"):
+                client.execute("DEL", key)
+            await put(buffer, 2)
+        async with build() as buffer:
+            with pytest.raises(ConfigError, match="groups of another run"):
+                await put(buffer, 3)
+            await buffer.resume(tmp_path)
+            assert await everything(buffer) == ([2] if lost == "*" else [1, 2])
 
     play(scenario())
 

@@ -74,6 +74,11 @@ class Run:
         self._own(self.name)
         self._entered = True
 
+    def own_again(self) -> None:
+        """Name the run again, if Redis has lost its name since this run has begun."""
+        if self._entered:
+            self._client.execute("SET", self._key, self.name, "NX")
+
     def _is_owner(self, *names: str, said: bool = True) -> bool:
         found: bytes = self._client.execute("GET", self._key) or b""
         owner, groups = found.decode(errors="replace"), self._held() if found else 0

@@ -61,7 +61,14 @@ def resume(tasks: Tasks, directory: Path) -> None:
         After each of them nothing is changed, except on a cluster, where a note of the error names
         the tasks that are restored.
     """
-    saved, run = read_directory(directory), read_index(directory).run
+    index, run = read_index(directory), tasks.run
+    exists = any(map(tasks.exists, {*tasks.names(), *index.files}))
+    if run is not None and run.goes_on(index.run, exists=exists):
+        for task in index.files:
+            if not (tasks.exists(task) or tasks.removed(task)):
+                _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
+        return
+    saved = read_directory(directory)
     for files in saved.values():
         order = files[0].header.settings.get("order", "fifo")
         if order != tasks.stream_order:
@@ -74,12 +81,6 @@ def resume(tasks: Tasks, directory: Path) -> None:
                 f"{directory} holds tasks with {len(files)} partitions, this buffer has "
                 f"{tasks.partitions}: resume into a buffer with partitions={len(files)}."
             )
-    exists = any(map(tasks.exists, tasks.names()))
-    if tasks.run is not None and tasks.run.goes_on(run, exists=exists):
-        for task in saved:
-            if not (tasks.exists(task) or tasks.removed(task)):
-                _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
-        return
     stored = tasks.stored(leaving_out=saved)
     if stored:
         raise ConfigError(
@@ -96,5 +97,5 @@ def resume(tasks: Tasks, directory: Path) -> None:
     for each in waiting:
         if each.put:
             tasks.forget(each.store.task)
-    if tasks.run is not None:
-        tasks.run.take_over(run)
+    if run is not None:
+        run.take_over(index.run)

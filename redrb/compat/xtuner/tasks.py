@@ -207,6 +207,8 @@ class Tasks:
 
     def _enter(self, *tasks: str) -> None:
         self._names_client.execute("SADD", self._names, *tasks)
+        if self.run is not None:
+            self.run.own_again()
         self._entered = time.monotonic()
 
     def _make(self, task: str) -> ExperienceStream:
