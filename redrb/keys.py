@@ -62,6 +62,11 @@ def replay_key(namespace: str) -> str:
     return f"redrb:{{{check_name('namespace', namespace)}:replay}}:tasks"
 
 
+def replay_run_key(namespace: str) -> str:
+    """Return the key that holds the name of the run that the groups of a `ReplayBuffer` are of."""
+    return f"redrb:{{{check_name('namespace', namespace)}:replay}}:run"
+
+
 def reference_weights(name: str) -> str:
     """Return the name of the weights of a recipe's reference policy."""
     return f"{name}-reference"

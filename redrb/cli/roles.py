@@ -20,6 +20,7 @@ from redrb.keys import (
     reference_weights,
     registry_key,
     replay_key,
+    replay_run_key,
     trainer_key,
 )
 from redrb.lua.scripts import needed_commands, scripts_in
@@ -41,7 +42,7 @@ _REGISTRY = {
     "observer": ("zlexcount", "zrangebylex"),
     "admin": ("zadd", "zrangebylex", "zrem"),
 }
-_REPLAY = ("sadd", "sismember", "smembers", "time")
+_REPLAY = ("get", "sadd", "set", "sismember", "smembers", "time")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
 _LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
@@ -120,7 +121,9 @@ def permissions(
         parts += _weights(role, namespace, weights)
     parts.append(_registry(role, namespace))
     if role == "replay":
-        parts.append(_rules([f"~{replay_key(namespace)}"], _REPLAY))
+        parts.append(
+            _rules([f"~{key(namespace)}" for key in (replay_key, replay_run_key)], _REPLAY)
+        )
     if to is not None:
         parts.append(_worker("maker", [TaskKeys.of(namespace, to)]))
     return _joined(parts)

@@ -61,7 +61,7 @@ def _resume(options: argparse.Namespace) -> int:
     task, path, namespace = options.task, options.path, options.namespace
     of_table = not path.is_dir() and first_kind(path) in (Kind.ROWS, Kind.TABLE)
     # of several tasks `resume` says what to do
-    partitions = max(map(len, read_index(path).values()), default=1) if path.is_dir() else 1
+    partitions = max(map(len, read_index(path).files.values()), default=1) if path.is_dir() else 1
     with connect(options.url) as client:
         if of_table:
             from redrb.table.saving import resume_table

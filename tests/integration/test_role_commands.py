@@ -187,6 +187,10 @@ def test_a_replay_buffer(log_in, namespace, refused, tmp_path):
             assert len(await buffer.get(1, "code", "completed")) == 1
             await buffer.resume(tmp_path / "saved")
             assert await buffer.size() == 4
+        async with redrb.ReplayBuffer(client, **options, run="exp7") as buffer:
+            assert len(buffer) == 4
+            await buffer.save(tmp_path / "saved")
+            await buffer.resume(tmp_path / "saved")
         with pytest.raises(StoreDenied):
             async with redrb.ReplayBuffer(client, namespace=namespace) as buffer:
                 await buffer.put(rollouts(1), "secret")

@@ -2,10 +2,10 @@
 
 python -m tests.peers FOLDER [PYTHON]
 
-FOLDER holds checkouts named TransferQueue, verl and RL (NeMo RL); those that are missing are said.
-PYTHON has redrb's packages and the ones that these projects import:
+FOLDER holds checkouts named TransferQueue, verl, RL (NeMo RL) and xtuner; those that are missing
+are said. PYTHON has redrb's packages and the ones that these projects import:
 
-    pip install ray omegaconf hydra-core codetiming cachetools fastapi torchdata
+    pip install ray omegaconf hydra-core codetiming cachetools fastapi torchdata mmengine cyclopts
 
 Nothing of the projects is copied or changed. Exits with 1 if a test fails or a checkout is missing.
 """
@@ -49,6 +49,7 @@ PEERS = (
         ),
     ),
     Peer("RL", ("tests/unit/data_plane/test_interface_contract.py",)),
+    Peer("xtuner", (str(HERE / "xtuner_plug.py"),)),
 )
 
 

@@ -69,6 +69,7 @@ class ReplayBuffer:
         partitions: int | None = None,
         tags: Sequence[str] | None = None,
         limit: int | None = None,
+        run: str | None = None,
     ) -> None:
         """Make a buffer, without a request to Redis.
 
@@ -89,11 +90,16 @@ class ReplayBuffer:
                 tasks. None: those that other processes have declared.
             limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
                 limit of another process is not waited for, and a full task is an error.
+            run: Name of the run that the groups are of. A buffer that holds groups of another run
+                is refused at the first call. "": a new run, or that of the save which is resumed.
+                None: groups of every run are put and taken.
 
         Raises:
-            ConfigError: The client, order, number of partitions or namespace cannot be used.
+            ConfigError: The client, order, number of partitions, namespace or run cannot be used.
         """
-        self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
+        self._tasks = Tasks(
+            client, namespace, order, lease_ms, partitions, tags=tags, limit=limit, run=run
+        )
         if rollout_type is not None and not isinstance(rollout_type, type):
             raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
         self._rollout_type = rollout_type
@@ -115,9 +121,14 @@ class ReplayBuffer:
     def __len__(self) -> int:
         """Return the number of waiting groups over all tasks and statuses.
 
-        It blocks for one request to Redis for each task: in an event loop use `size`.
+        It blocks for one request to Redis for each task: in an event loop use `size`. If it is the
+        first call of a process whose run goes on, it returns 0, as XTuner's managers expect when
+        they resume a checkpoint without a buffer.
+
+        Raises:
+            ConfigError: The buffer holds groups of another run.
         """
-        return self._tasks.total()
+        return 0 if self._tasks.enter() else self._tasks.total()
 
     async def size(self) -> int:
         """Return the number of waiting groups, without blocking the event loop."""
@@ -347,6 +358,10 @@ class ReplayBuffer:
     async def resume(self, path: str | Path) -> None:
         """Fill this empty buffer from a save; groups keep their order and all fields.
 
+        A buffer with a `run` goes on with what Redis holds, and logs how much, if that is of the
+        save's run or of its own: nothing is restored then. To go back to the save all the same,
+        delete the tasks first.
+
         All tasks are restored in one step, or none; groups that other processes put meanwhile stay,
         and make this call raise ConfigError. It may be repeated: after a success, if nothing was
         put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
@@ -356,7 +371,8 @@ class ReplayBuffer:
         the error names the tasks that are restored.
 
         Raises:
-            ConfigError: The buffer is not empty, the save is of another order, or there is none.
+            ConfigError: The buffer is not empty, or holds groups of another run; the save is of
+                another order, or there is none.
             DecodeError: The save is malformed or of a newer redrb.
             StoreError: Another process began to resume this buffer meanwhile.
             StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import ConfigError, StoreError
+from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
 from redrb.stream.saving.saving import save_tasks
 
@@ -23,6 +24,7 @@ def save(tasks: Tasks, directory: Path) -> None:
         StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
         StoreError: Redis has lost every task; an earlier save is unchanged.
     """
+    tasks.enter()
     known = tasks.names()
     names = [name for name in known if tasks.exists(name)]
     lost = [name for name in known if name not in names and not tasks.removed(name)]
@@ -42,19 +44,30 @@ def save(tasks: Tasks, directory: Path) -> None:
         )
     for name in names:
         tasks.open(name).join_group()  # creates partitions that were lost
-    save_tasks({name: tasks.stores(name) for name in names}, directory)
+    run = "" if tasks.run is None else tasks.run.name
+    save_tasks({name: tasks.stores(name) for name in names}, directory, run=run)
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
     """Fill an empty buffer from a save, or complete a resume of this save that was interrupted.
 
+    A run goes on with what Redis holds of it: nothing is restored.
+
     Raises:
-        ConfigError: There is no save, it is of another order, or the buffer holds groups.
+        ConfigError: There is no save, it is of another order, or the buffer holds groups, but those
+            of this run.
         DecodeError: The save is malformed, or of a newer redrb.
         StoreError: Another process began to resume the buffer meanwhile.
         After each of them nothing is changed, except on a cluster, where a note of the error names
         the tasks that are restored.
     """
+    index, run = read_index(directory), tasks.run
+    exists = any(map(tasks.exists, {*tasks.names(), *index.files}))
+    if run is not None and run.goes_on(index.run, exists=exists):
+        for task in index.files:
+            if not (tasks.exists(task) or tasks.removed(task)):
+                _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
+        return
     saved = read_directory(directory)
     for files in saved.values():
         order = files[0].header.settings.get("order", "fifo")
@@ -79,8 +92,10 @@ def resume(tasks: Tasks, directory: Path) -> None:
         for store, file in zip(tasks.stores(task), files, strict=True)
     )
     for each in waiting:
-        tasks.open(each.store.task)
+        tasks.open(each.store.task, of_any_run=True)
     restore_directory(waiting)
     for each in waiting:
         if each.put:
             tasks.forget(each.store.task)
+    if run is not None:
+        run.take_over(index.run)

@@ -13,12 +13,14 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
+from redrb.compat.xtuner.runs import Run
 from redrb.connection import Client, check_client
 from redrb.experience import Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.partition import MOST_PARTITIONS
 from redrb.stream.take.rollout_reading import as_stored
+from redrb.stream.task.calls import Stats
 from redrb.stream.task.entries import Numbering
 from redrb.stream.task.settings import NO_BOUND
 from redrb.stream.task.store import TaskStore
@@ -33,7 +35,7 @@ GROUP = "replay"
 ENTER_AGAIN_S = 10.0
 """Time after which a call enters the names of the streams again."""
 
-_STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
+STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
 
 
 class _Stream(ExperienceStream):
@@ -46,7 +48,11 @@ class _Stream(ExperienceStream):
 
 
 class Tasks:
-    """Streams of one namespace, opened at their first use and kept; thread-safe."""
+    """Streams of one namespace, opened at their first use and kept; thread-safe.
+
+    Attributes:
+        run: The run that the groups are of; None: nobody asks.
+    """
 
     def __init__(
         self,
@@ -58,15 +64,16 @@ class Tasks:
         *,
         tags: Sequence[str] | None = None,
         limit: int | None = None,
+        run: str | None = None,
     ) -> None:
         check_client(client)
-        check_choice("order", order, list(_STREAM_ORDERS))
+        check_choice("order", order, list(STREAM_ORDERS))
         self.partitions = checked_int_or_none("partitions", partitions, 1, MOST_PARTITIONS) or 1
         self._numbering = Numbering(self.partitions)
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order
-        self.stream_order = _STREAM_ORDERS[order]
+        self.stream_order = STREAM_ORDERS[order]
         self.limit = checked_int_or_none("limit", limit, 1)
         self._tags = None if tags is None else declare_tags(tags)
         self._lease_ms = lease_ms
@@ -74,11 +81,22 @@ class Tasks:
         self._entered = time.monotonic()
         self._streams: dict[str, ExperienceStream] = {}
         self._stores: dict[str, list[TaskStore]] = {}
+        self.run = None if run is None else Run(client, namespace, run, held=self._held)
         self._names = replay_key(namespace)
         self._names_client = client.at(self._names)
 
-    def open(self, task: str) -> ExperienceStream:
-        """Return the stream of a task, which is created if it does not exist."""
+    def enter(self) -> bool:
+        """Do what `Run.enter` does; False without a run."""
+        return self.run is not None and self.run.enter()
+
+    def open(self, task: str, *, of_any_run: bool = False) -> ExperienceStream:
+        """Return the stream of a task, which is created if it does not exist.
+
+        Raises:
+            ConfigError: The buffer holds groups of another run.
+        """
+        if not of_any_run:
+            self.enter()
         with self._lock:
             stream = self._streams.get(task)
             if stream is None:
@@ -123,7 +141,9 @@ class Tasks:
     def stored(self, *, leaving_out: Container[str]) -> int:
         """Return the number of stored groups of all other tasks, including leased ones."""
         return sum(
-            self.open(task).stats().stored for task in self.names() if task not in leaving_out
+            self.open(task, of_any_run=True).stats().stored
+            for task in self.names()
+            if task not in leaving_out
         )
 
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
@@ -181,8 +201,14 @@ class Tasks:
         for stream in streams.values():
             stream.close()
 
+    def _held(self) -> int:
+        counts = [store.call(Stats(GROUP)) for name in self.names() for store in self.stores(name)]
+        return sum(each["stored"] for each in counts if each is not None)
+
     def _enter(self, *tasks: str) -> None:
         self._names_client.execute("SADD", self._names, *tasks)
+        if self.run is not None:
+            self.run.own_again()
         self._entered = time.monotonic()
 
     def _make(self, task: str) -> ExperienceStream:

@@ -27,19 +27,21 @@ _SAVED = re.compile(r"([0-9a-f]{12,32})-[0-9]+\.redrb\Z")
 FileName: TypeAlias = Annotated[str, Meta(pattern=rf"\A{_SAVED.pattern}")]
 
 
-class _Index(msgspec.Struct, frozen=True):
+class SavedIndex(msgspec.Struct, frozen=True):
     """The index of a directory.
 
     Attributes:
         files: Files of each task by partition, which are beside the index.
+        run: The run of a `ReplayBuffer`; "": of none.
     """
 
     files: dict[str, Annotated[list[FileName], Meta(min_length=1)]]
+    run: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{0,128}\Z")] = ""
     format: Literal[1] = 1
 
 
-def read_index(directory: Path) -> dict[str, list[str]]:
-    """Return the names of the files in a directory, by task and partition.
+def read_index(directory: Path) -> SavedIndex:
+    """Return the names of the files in a directory, by task and partition, and the run.
 
     Raises:
         ConfigError: There is no index, or it cannot be read.
@@ -57,11 +59,11 @@ def read_index(directory: Path) -> dict[str, list[str]]:
     return found
 
 
-def _indexed(directory: Path) -> dict[str, list[str]] | None:
+def _indexed(directory: Path) -> SavedIndex | None:
     """Return what `read_index` does, None if there is no index; raises DecodeError or OSError."""
     path = directory / INDEX
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Index).files
+        return msgspec.json.decode(path.read_bytes(), type=SavedIndex)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
@@ -87,11 +89,11 @@ class NewFiles:
         (self._folder / name).rename(self._directory / name)
         return written
 
-    def commit(self, files: dict[str, list[str]]) -> None:
-        """Replace the index by one that names these files of each task."""
+    def commit(self, files: dict[str, list[str]], run: str = "") -> None:
+        """Replace the index by one that names these files of each task, and a run."""
         fresh = self._folder / INDEX
         with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(_Index(files)), indent=1))
+            file.write(msgspec.json.format(msgspec.json.encode(SavedIndex(files, run)), indent=1))
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._directory)  # the files before the index that names them
@@ -139,7 +141,8 @@ def _delete_unused(directory: Path, *, but: str | None) -> None:
     # is read after that, names them. `but` is the stamp of a save that is done.
     written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
     try:
-        used = {name for files in (_indexed(directory) or {}).values() for name in files}
+        index = _indexed(directory)
+        used = {name for files in (index.files if index else {}).values() for name in files}
     except DecodeError:  # nobody knows which files it names
         return
     for path, stamp in saved.items():

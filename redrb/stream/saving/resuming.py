@@ -101,7 +101,7 @@ def read_directory(directory: Path) -> dict[str, list[CheckedFile]]:
         ConfigError: There is no index, or a file cannot be read.
         DecodeError: The index or a file is damaged, or of a newer format.
     """
-    index = read_index(directory)
+    index = read_index(directory).files
     names = [name for files in index.values() for name in files]
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:

@@ -81,8 +81,13 @@ def save(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
     return save_task(stores[0], target)
 
 
-def save_tasks(tasks: Mapping[str, Sequence[TaskStore]], directory: Path) -> list[SavedTask]:
+def save_tasks(
+    tasks: Mapping[str, Sequence[TaskStore]], directory: Path, *, run: str = ""
+) -> list[SavedTask]:
     """Write the partitions of tasks to files, one after the other, and delete an earlier save.
+
+    Args:
+        run: The run of a `ReplayBuffer`, which the index names.
 
     Raises:
         ConfigError, StoreUnavailable: As `save`.
@@ -93,7 +98,9 @@ def save_tasks(tasks: Mapping[str, Sequence[TaskStore]], directory: Path) -> lis
             write = [partial(save_task, each, partitions=len(stores)) for each in stores]
             saved.append(summed(directory, list(map(files.add, write))))
         names = iter(files.names)
-        files.commit({task: list(islice(names, len(stores))) for task, stores in tasks.items()})
+        files.commit(
+            {task: list(islice(names, len(stores))) for task, stores in tasks.items()}, run
+        )
     return saved
 
 
