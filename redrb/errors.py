@@ -372,7 +372,9 @@ class BatchTimeout(RedrbError, TimeoutError):
             )
             return
         more = (
-            f" {self.others} more wait with another status or do not match." if self.others else ""
+            f" {self.others} more with another status, or that the query does not match."
+            if self.others
+            else ""
         )
         super().__init__(
             f"task {self.task!r} of namespace {self.namespace!r}: {self.available} of "

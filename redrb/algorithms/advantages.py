@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from redrb.errors import ConfigError, RecordError
+from redrb.words import counted
 
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL: nearly equal rewards give small advantages."""
@@ -126,7 +127,8 @@ def group_relative_advantages(
         size, samples = group_size or 0, len(reward)
         if size < 1 or samples % size:
             raise RecordError(
-                f"{samples} samples are not whole groups of {group_size}.", field="reward"
+                f"{counted(samples, 'sample', 'are')} no whole groups of {group_size}.",
+                field="reward",
             )
         groups, count = torch.arange(samples, device=reward.device) // size, samples // size
     exact = reward.double()

@@ -175,6 +175,33 @@ def test_rollouts_are_read_by_keyboard(
     expect(page.locator("#rollouts-list")).to_contain_text("give ids as whole numbers")
 
 
+def test_a_list_of_no_groups_says_why_and_how_to_keep_some(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    stream.take(4, timeout=5).ack()
+    keep = " Trained groups are deleted. With the setting keep_groups=100 (redrb set) the newest"
+    page.goto(dashboard.url)
+    said = page.locator("#rollouts-list [role=status]")
+    for kept in (False, True):
+        if kept:
+            stream.configure(keep_groups=100)
+            expect(page.locator("#settings")).to_contain_text("keep_groups")
+        for state, words, of_trained in (
+            ("any stored", "No group is stored now.", True),
+            ("leased", "No group is leased now.", False),
+            ("acknowledged, kept", "No trained group is kept.", True),
+        ):
+            page.get_by_label("State").select_option(state)
+            page.get_by_role("button", name="Show").click()
+            expect(said).to_contain_text(words)
+            assert (keep in said.inner_text()) == (of_trained and not kept)
+    page.locator("#rollouts select[data-focus=order]").select_option("ids")
+    page.get_by_label("Ids, with commas").fill("999, 1, 998")
+    page.get_by_role("button", name="Show").click()
+    expect(said).to_have_text("Not stored: 999, 998.")
+    expect(page.locator("#rollouts .rollout")).to_have_count(1)
+
+
 def test_dead_letters_are_requeued_by_keyboard_with_the_token(
     page: Page, dashboard: Dashboard, stream: ExperienceStream
 ) -> None:

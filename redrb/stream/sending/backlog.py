@@ -147,7 +147,7 @@ class Backlog:
                 if deadline.over:
                     problem = f"left no room for more within {deadline.waited_s:.1f} s"
                     raise self.late(self.groups, problem)
-                deadline.log(f"a sender is full with {self.groups} groups")
+                deadline.log(f"a sender is full with {counted(self.groups, 'group')}")
                 self.changed.wait(deadline.slice_s())
             self._count(held.groups, held.nbytes)
 
