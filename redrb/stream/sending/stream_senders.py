@@ -189,7 +189,7 @@ class StreamSenders:
             goals = [(sender, sender.accepted) for sender in self.each]
             while any(sender.done < goal for sender, goal in goals):
                 if deadline.over:
-                    problem = f"are not stored after {deadline.waited_s:.1f} s"
+                    problem = f"not stored after {deadline.waited_s:.1f} s"
                     raise backlog.late(backlog.groups, problem)
                 deadline.log(
                     f"a sender waits until {counted(backlog.groups, 'group', 'are')} stored"

@@ -21,7 +21,10 @@ from redrb.stream.task.task import Task
 from redrb.words import agreeing, counted
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
-_IF_THERE = ("makers_waiting", "rights_known", "rights_held", "stale_version", "version")
+_IF_THERE = (
+    *("makers_waiting", "rights_known", "rights_held", "parts_waiting"),
+    *("stale_version", "version"),
+)
 
 
 def fates_seen_by(
