@@ -125,6 +125,10 @@ def test_a_page_is_accessible_in_both_themes_and_on_phones(
             assert not found.violations_count, found.generate_report()
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"at {width} px the page is {wide} px wide"
+            cut = page.evaluate("""[...document.querySelectorAll("table, td, th")].filter((one) =>
+                one.offsetParent && one.getBoundingClientRect().right > innerWidth).map((one) =>
+                one.textContent)""")
+            assert cut == [], f"at {width} px"
 
 
 def test_texts_from_redis_are_never_read_as_html(
