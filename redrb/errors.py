@@ -304,12 +304,17 @@ def _fate(fates: abc.Mapping[str, int], name: str, counter: str = "") -> str:
 
 
 _ENDS = {
-    "filtered": "Filters drop most groups: check the filters and the rewards.",
+    "filtered": (
+        "Filters drop most groups: check the filters and the rewards; the logs of the makers have "
+        "the reasons."
+    ),
     "expired": "",  # by the versions that are known
     "evicted": "Most groups are evicted: raise capacity, or take faster.",
-    "dead": "Most groups are dead letters: stream.dead_letters() has the reasons.",
+    "dead": "Most groups are dead letters: ",  # and where the reasons are
 }
 """Advice where this was the fate of at least half of the groups put."""
+
+_STORED = ("unmatched", "other_status", "leased_here", "leased_elsewhere", "leased_by_ranks")
 
 
 class TaskInUse(RedrbError):
@@ -337,7 +342,8 @@ class BatchTimeout(RedrbError, TimeoutError):
             those before the consumer group joined, of the latter those that were too stale on
             arrival. If makers wait for the right to begin groups, `makers_waiting`
             is their number, and `rights_known` 0 if the task does not know how many it may give.
-            `rights_held`: rights that makers hold. `stale_version`: weight version of the last
+            `rights_held`: rights that makers hold. `parts_waiting`: groups of which parts are
+            missing. `stale_version`: weight version of the last
             group that was too stale on arrival, and `version` the newest one.
             Empty if ranks are missing, or several tasks of a mixture had too few groups.
         missing_partitions: Partitions of the task that could not be reached: their groups are not
@@ -372,7 +378,9 @@ class BatchTimeout(RedrbError, TimeoutError):
             )
             return
         more = (
-            f" {self.others} more wait with another status or do not match." if self.others else ""
+            f" {self.others} more with another status, or that the query does not match."
+            if self.others and not self.fates
+            else ""
         )
         super().__init__(
             f"task {self.task!r} of namespace {self.namespace!r}: {self.available} of "
@@ -415,7 +423,16 @@ class BatchTimeout(RedrbError, TimeoutError):
             listed = ", ".join(map(str, self.missing_partitions))
             return f"Partitions {listed} could not be reached: check that their servers run."
         if missing <= 0:
-            return "The task's rate holds reads back until makers have put more."
+            return (
+                "The task's rate holds reads back until makers have put more: check that they are "
+                f"alive ({self._look()}), or lower its min_size or min_diff."
+            )
+        if fates.get("parts_waiting", 0) >= missing:
+            parts = counted(fates["parts_waiting"], "group", "wait")
+            return (
+                f"{parts} for parts that nobody has put yet (put_part): check the makers that put "
+                f"them ({self._look()})."
+            )
         if fates.get("makers_waiting") and not fates["put_ever"]:
             return self._advice_on_rights()
         if fates.get("rights_held") and not fates["put_ever"]:
@@ -439,22 +456,39 @@ class BatchTimeout(RedrbError, TimeoutError):
         if fates.get("makers_waiting"):
             return self._advice_on_rights()
         if self.blocked:
-            return (
-                f"{counted(self.blocked, 'producer', 'wait')} for room: the task is full. "
-                "Acknowledge leased groups, ask for fewer, or raise limit / max_bytes."
-            )
+            full = f"{counted(self.blocked, 'producer', 'wait')} for room: the task is full"
+            if fates and not (self.available or any(fates.get(name) for name in _STORED)):
+                return (
+                    f"{full} of groups that another consumer group has not acknowledged: start "
+                    "what takes from it, or drop_group() one that nobody needs "
+                    f"(`redrb stats {self.task} --namespace {self.namespace}`)."
+                )
+            return f"{full}. Acknowledge leased groups, ask for fewer, or raise limit / max_bytes."
         if fates.get("unmatched", 0) >= missing:
             return "Change the query (where=), or ask for fewer."
         if fates.get("other_status", 0) >= missing:
             return "Take with their status (status=), move them, or ask for fewer."
         if fates.get("leased_elsewhere", 0) >= missing:
-            return "Wait until other consumers release them, or makers have put more."
+            return (
+                "Wait until other consumers release them, or makers have put more: who holds them "
+                f"is in {self._look()}."
+            )
         if 0 < fates.get("put_ever", 0) <= 2 * fates["filtered_ever"]:
             return _ENDS["filtered"]
         for name, advice in _ENDS.items():
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
+                if name == "dead":
+                    return f"{advice}{self._letters()} has the reasons."
                 return advice or f"Most groups become too stale. {self._advice_on_age()}"
+        if fates.get("put_ever") and not fates["put"]:
+            return (
+                "A consumer group gets what is put after it has joined: let it join before makers "
+                f"begin (join_group), or check that they are alive ({self._look()})."
+            )
         return f"Check that makers are alive ({self._look()}), or ask for fewer."
+
+    def _letters(self) -> str:
+        return f"`redrb dead ls {self.task} --namespace {self.namespace}`"
 
     def _look(self) -> str:
         return f"`redrb top --namespace {self.namespace}`"
@@ -489,8 +523,7 @@ class BatchTimeout(RedrbError, TimeoutError):
                 f"{'it' if cleared == 1 else 'them'}, or in a group with such a row"
             )
         if fates.get("dead"):
-            look = f"`redrb dead ls {self.task} --namespace {self.namespace}`"
-            found += f", and {_fate(fates, 'dead')} ({look} has the reasons)"
+            found += f", and {_fate(fates, 'dead')} ({self._letters()} has the reasons)"
         if 0 < fates.get("put", 0) <= 2 * fates.get("evicted", 0):
             return f"{found}: clear rows when every task has acknowledged them."
         return f"{found}: check that the processes run that put these columns, or ask for fewer."
@@ -662,8 +695,8 @@ class WeightTimeout(WeightError, TimeoutError):
         state = "none is published yet" if newest is None else f"the newest is {newest}"
         super().__init__(
             f"weights {name!r}: no version newer than {newer_than} within {waited_s:.1f} s; "
-            f"{state}. Check that a trainer runs and publishes under this name and namespace, or "
-            "wait longer."
+            f"{state}. Check that a trainer runs and publishes under this name and namespace "
+            "(`redrb weights ls` lists the names), or wait longer."
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from redrb.checks import check_choice
 from redrb.errors import ConfigError, RecordError
+from redrb.words import counted
 
 AdvantageMethod: TypeAlias = Literal["grpo", "rloo", "reinforce++"]
 """How a sample is compared with its group; see `group_relative_advantages`."""
@@ -169,7 +170,8 @@ def group_relative_advantages(
         size, samples = group_size or 0, len(reward)
         if size < 1 or samples % size:
             raise RecordError(
-                f"{samples} samples are not whole groups of {group_size}.", field="reward"
+                f"{counted(samples, 'sample', 'are')} no whole groups of {group_size}.",
+                field="reward",
             )
         groups, count = torch.arange(samples, device=reward.device) // size, samples // size
     exact = reward.double()

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from redrb.forks import in_child
+from redrb.words import counted
 
 R = TypeVar("R")
 
@@ -95,7 +96,8 @@ class Calls:
             try:
                 arrived = [self._done.get(timeout=max(0.0, deadline - time.monotonic()))]
             except Empty:
-                _log.warning("%d calls are given up: they did not end in time", len(left))
+                calls = counted(len(left), "call", "are")
+                _log.warning("%s given up: no end came in time", calls)
                 late = TimeoutError("it did not end in time, and blocks its event loop")
                 if not self._stopped:
                     yield [(number, late) for number in sorted(left)]

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,20 +117,29 @@ def _run(options: argparse.Namespace) -> int:
         page = browser.look(choice, full=full)
     _show(page, options, full=full)
     gone = [str(view.id) for view in page.groups if view.state == "gone"]
-    if gone:
-        from redrb.watch.state.findings.wording import command_line
+    if gone or not page.groups:
+        print(_absent(options, gone), file=sys.stderr)
+    return 2 if gone else 0
 
-        words = ("redrb", "inspect", options.task)
-        newest = command_line(words, namespace=options.namespace, url=options.url or "")
-        print(
+
+def _absent(options: argparse.Namespace, gone: Sequence[str]) -> str:
+    """Return why groups are not there, and how to keep the next ones."""
+    from redrb.watch.state.findings.wording import command_line
+
+    def command(*words: str) -> str:
+        return command_line(words, namespace=options.namespace, url=options.url or "")
+
+    keep = command("redrb", "set", options.task, "keep_groups=100")
+    kept = f"`{keep}` keeps the newest ones that are trained from now on."
+    if gone:
+        return (
             f"redrb: not stored in task {options.task!r}: {', '.join(gone)}. A group is deleted "
-            f"when it was acknowledged or removed; `{newest}` shows the newest ones.",
-            file=sys.stderr,
+            f"when it was acknowledged or removed; "
+            f"`{command('redrb', 'inspect', options.task)}` shows the newest ones, and {kept}"
         )
-        return 2
-    if not page.groups:
-        print(f"redrb: task {options.task!r} has no such groups.", file=sys.stderr)
-    return 0
+    none = f"redrb: task {options.task!r} has no such groups."
+    trained = options.status in (None, "archived") and options.where is None
+    return f"{none} Trained ones are deleted; {kept}" if trained else none
 
 
 def _show_rows(client: Client, options: argparse.Namespace) -> int:

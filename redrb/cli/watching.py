@@ -15,6 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from redrb import environment
 from redrb.cli.output import printable_lines
 from redrb.errors import RedrbError, StoreError
+from redrb.words import counted
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -118,7 +119,7 @@ def _within(lines: Sequence[str], height: int) -> list[str]:
     if len(lines) < height:
         return [*lines, ""]
     hidden = len(lines) - height + 2
-    return [*lines[: height - 2], f"... {hidden} more lines", ""]
+    return [*lines[: height - 2], f"... {counted(hidden, 'more line')}", ""]
 
 
 class _Picture(io.StringIO):

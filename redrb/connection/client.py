@@ -22,7 +22,7 @@ from redrb.unpacking import Reading
 
 T = TypeVar("T")
 
-_LIMITS = {"proto-max-bulk-len": 512 << 20, "client-query-buffer-limit": 1 << 30}
+VALUE_LIMITS = {"proto-max-bulk-len": 512 << 20, "client-query-buffer-limit": 1 << 30}
 """Settings of a server that limit the bytes of a value, and what they are by default."""
 
 VALUE = "a value of this request"
@@ -230,7 +230,7 @@ class Client(Entered):
     def _limit(self) -> tuple[str, int]:
         """Return the setting of the server that limits the bytes of a value, and these."""
         try:
-            flat = self.execute("CONFIG", "GET", *_LIMITS)
+            flat = self.execute("CONFIG", "GET", *VALUE_LIMITS)
         except StoreUnavailable:
             raise
         except StoreError:  # this user may not look, or nobody may
@@ -238,7 +238,7 @@ class Client(Entered):
         with Reading("the settings of the server"):
             pairs = zip(flat[::2], flat[1::2], strict=True)
             found = {name.decode(): int(limit) for name, limit in pairs}
-        return min((_LIMITS | found).items(), key=lambda each: each[1])
+        return min((VALUE_LIMITS | found).items(), key=lambda each: each[1])
 
     def execute(self, *arguments: Argument, retry_s: float | None = None) -> Reply:
         """Run one command that is safe to repeat and return its reply.

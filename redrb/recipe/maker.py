@@ -31,6 +31,7 @@ from redrb.train.following import MakerWeights
 from redrb.train.maker import Maker, maker_stream
 from redrb.watch.metrics.events import Write
 from redrb.weights import WeightSubscriber
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.recipe.recipe import Recipe
@@ -159,7 +160,7 @@ class RecipeMaker(Maker):
             with Deadline(stop=self._stop):
                 self._streams[0].discard_filtered(failed)
         except StoreError as error:
-            _log.warning("%d groups that are filtered may not be counted: %s", failed, error)
+            _log.warning("%s may not be counted: %s", counted(failed, "filtered group"), error)
 
 
 def task_of(client: Client, recipe: Recipe) -> ExperienceStream:

@@ -33,6 +33,7 @@ from redrb.train.world import any_rank, give_all_ranks, rank_here, world_size_he
 from redrb.watch.metrics.events import Write
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.names import unwrapped
+from redrb.words import counted
 
 
 class RecipeTrainer(Trainer):
@@ -177,7 +178,7 @@ class RecipeTrainer(Trainer):
         """
         recipe = self._recipe
         over = threading.Timer(
-            recipe.max_seconds, self.stop, [f"{recipe.max_seconds:g} seconds are over,"]
+            recipe.max_seconds, self.stop, [f"{recipe.max_seconds:g} s are over,"]
         )
         over.daemon = True
         if recipe.max_seconds:
@@ -197,7 +198,8 @@ class RecipeTrainer(Trainer):
         """Announce that the job is over, unless a signal has ended training; returns the reason."""
         reports, version = self._reports, self.weight_version
         if self.stopped in signal.Signals.__members__:
-            why = f"it was asked to, after {reports.steps} steps at weight version {version}"
+            steps = counted(reports.steps, "step")
+            why = f"it was asked to, after {steps} at weight version {version}"
         else:
             why = f"{self.stopped} at weight version {version}"
             if reports.reached and not reports.trained:

@@ -16,6 +16,7 @@ from redrb.train.trainer import Trainer
 from redrb.train.world import mean_over_ranks, rank_here
 from redrb.watch.metrics.events import Write
 from redrb.weights import WeightVersion
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -93,7 +94,7 @@ class TrainerReport(TrainerEvents):
     def _stop_after_last_step(self) -> None:
         if 0 < self._recipe.steps <= self.steps:
             self.reached = True
-            self._trainer.stop(f"{self.steps} steps are done,")
+            self._trainer.stop(f"{counted(self.steps, 'step', 'are')} done,")
 
     def published(self, versions: Sequence[WeightVersion], publish_s: float) -> None:
         """Write each published version, with its size in full and as sent.

@@ -35,6 +35,7 @@ from redrb.table.removal import empty_trash, forget, remove_left
 from redrb.table.table import Table
 from redrb.table.values import TagReader
 from redrb.unpacking import Reading, unpack, whole
+from redrb.words import counted
 
 FRAME_BYTES: Final = 4 << 20
 """Bytes of a frame to aim at; a single row may be larger."""
@@ -202,7 +203,7 @@ def _frames(
                 )
         if numbers:
             raise StoreError(
-                f"values of {len(numbers)} rows are gone, although the rows are there: "
+                f"values are gone of {counted(len(numbers), 'row')} that the table still has: "
                 "`redrb doctor` names them. Clear these rows."
             )
 

@@ -44,6 +44,7 @@ from redrb.table.rows import Rows
 from redrb.table.upload import Upload
 from redrb.table.values import TagReader, Values, pack_tags
 from redrb.unpacking import Reading
+from redrb.words import agreeing, counted
 
 MOST_KEY_BYTES = 512
 
@@ -473,8 +474,8 @@ class Table:
                     )
                 if counts.rows < error.wanted and counts.cleared:
                     error.add_note(
-                        f"Table {self.name!r} has {counts.rows} rows; {counts.cleared} more were "
-                        "cleared."
+                        f"Table {self.name!r} has {counted(counts.rows, 'row')}; "
+                        f"{counts.cleared} more {agreeing(counts.cleared, 'were')} cleared."
                     )
                 raise
 

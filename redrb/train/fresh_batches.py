@@ -19,6 +19,7 @@ from redrb.stream import ExperienceStream, Lease
 from redrb.stream.feeding import ExperienceLoader
 from redrb.train.callbacks import TrainerCallback
 from redrb.train.world import world_size_here
+from redrb.words import agreeing
 
 Acknowledge: TypeAlias = Literal["step", "checkpoint"]
 """When a trained batch is acknowledged: after its step, or after the checkpoint that holds it."""
@@ -201,9 +202,11 @@ def reject_incomplete(error: RecordError, batch: Experience, leases: Sequence[Le
 
 def log_rejected(error: RecordError, task: str, total: int, advice: str = "") -> None:
     """Log, and note in the error, that groups without a usable field are dead letters now."""
+    bad = len(error.ids)
     why = (
-        f"task {task!r}: {len(error.ids)} of the {total} groups of a batch have no usable "
-        f"{error.field!r}, and are dead letters now: {str(error).rstrip('.')}. {advice}"
+        f"task {task!r}: {bad} of the {total} groups of a batch {agreeing(bad, 'have')} no usable "
+        f"{error.field!r}, and {agreeing(bad, 'are')} among the dead letters now: "
+        f"{str(error).rstrip('.')}. {advice}"
     ).rstrip()
     _log.error("%s", why)
     error.add_note(why)

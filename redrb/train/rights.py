@@ -25,6 +25,7 @@ from redrb.errors import (
 from redrb.stream import Admission, ExperienceStream
 from redrb.stream.admission.admitter import MOST_RIGHTS
 from redrb.stream.sending import ExperienceSender
+from redrb.words import agreeing
 
 
 class TaskRights:
@@ -86,9 +87,10 @@ class Granted:
         """Raise ConfigError if a maker made more groups than it has rights for."""
         if made > self.groups and any(right is not None for right in self.each):
             raise ConfigError(
-                f"{type(experience_maker).__name__} made {made} groups where {self.groups} were "
-                "announced: give it a method count_groups(inputs) that returns the number of "
-                "groups of a batch of prompts, or the samples of a prompt one group_id."
+                f"{type(experience_maker).__name__} made {made} groups where "
+                f"{self.groups} {agreeing(self.groups, 'were')} announced: give it a method "
+                "count_groups(inputs) that returns the number of groups "
+                "of a batch of prompts, or the samples of a prompt one group_id."
             )
 
 

@@ -27,6 +27,7 @@ from redrb.train.fresh_batches import Acknowledge, FreshBatches
 from redrb.train.training_loop import TrainingLoop
 from redrb.train.world import any_rank, default_device
 from redrb.weights import WeightVersion
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -44,7 +45,9 @@ def replace_predecessor(client: Client, trainer: str, stream: ExperienceStream) 
         requeued = stream.dismiss(consumer)
         if requeued:
             _log.warning(
-                "trainer %r: %d groups of the trainer before it were requeued", trainer, requeued
+                "trainer %r: requeued %s of the trainer before it",
+                trainer,
+                counted(requeued, "group"),
             )
     note_consumer(client, trainer, stream)
 
@@ -251,7 +254,8 @@ class Trainer(Closing):
         episodes = None if total_steps is None else total_steps // update_steps
         self._loop.fit(episodes, update_steps, train_epochs)
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
-        _log.info("trainer %r: %d steps are done%s", self.name, self._loop.position.step, stopped)
+        steps = counted(self._loop.position.step, "step", "are")
+        _log.info("trainer %r: %s done%s", self.name, steps, stopped)
 
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `fit` to end after the current step; a callback may call it."""

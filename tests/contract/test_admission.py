@@ -87,7 +87,7 @@ def test_rights_that_are_not_used_return(stream):
     admission.cancel()
     other = stream.admit(3, timeout=0)
     other.cancel()
-    with pytest.raises(ConfigError, match="0 rights of admission are left"):
+    with pytest.raises(ConfigError, match="0 rights are left"):
         stream.put(numbered(1), policy_version=1, admission=other)
     del other
     assert (rights(stream).returned, rights(stream).held) == (5, 0)
@@ -118,7 +118,7 @@ def test_a_put_that_raises_leaves_its_rights_to_be_used_again(stream):
         with pytest.raises(RecordError):
             stream.put_many([[numbered(1)], [bad]], policy_version=1, admission=admission)
         assert admission.left == 2
-        with pytest.raises(ConfigError, match="3 groups are put, and 2 rights"):
+        with pytest.raises(ConfigError, match="3 groups are put, and 2 rights are left"):
             stream.put_many([[numbered(n)] for n in range(3)], admission=admission)
         with stream.writer() as writer, pytest.raises(RecordError):
             writer.put(bad, policy_version=1, admission=admission)

@@ -310,12 +310,12 @@ def test_groups_without_a_field_that_the_step_needs_become_dead_letters(
     assert {letter.reason for letter in letters} == {
         "GRPO needs advantages: the maker must fill it."
     }
-    said = [record for record in caplog.messages if "are dead letters now" in record]
+    said = [record for record in caplog.messages if "among the dead letters now" in record]
     expected = (
-        "task 'trainer_0': 2 of the 2 groups of a batch have no usable 'advantages', and are dead "
-        "letters now: GRPO needs advantages: the maker must fill it. A task keeps the fields of "
-        "the groups that were put first, so put groups with 'advantages' into another task, or "
-        "into this one after `redrb rm`."
+        "task 'trainer_0': 2 of the 2 groups of a batch have no usable 'advantages', and are among "
+        "the dead letters now: GRPO needs advantages: the maker must fill it. A task keeps the "
+        "fields of the groups that were put first, so put groups with 'advantages' into another "
+        "task, or into this one after `redrb rm`."
     )
     assert said == [expected] * 2
 

@@ -246,13 +246,18 @@ def test_settings_of_a_server(own_server: OwnServer, namespace: str) -> None:
             ("maxmemory", "1gb"),
             ("timeout", "60"),
             ("client-output-buffer-limit", "normal 1000000 0 0"),
+            ("proto-max-bulk-len", "1048576"),
         ):
             client.execute("CONFIG", "SET", name, value)
         others = [redrb.connect(server.url) for _ in range(60)]
         for each in others:
             each.execute("PING")
         expected = {"snapshots-only", "huge-pages", "idle-timeout", "small-output-buffer"}
+        expected.add("small-values")
         assert found() == {*expected, "many-clients"}
+        (small,) = (each for each in checked(client, namespace).findings if "values" in each.code)
+        assert "1,048,576 bytes at most (proto-max-bulk-len), 536,870,912 by" in small.summary
+        assert small.command.endswith("CONFIG SET proto-max-bulk-len 536870912")
         for each in others:
             each.close()
         for name, value in (
@@ -260,6 +265,7 @@ def test_settings_of_a_server(own_server: OwnServer, namespace: str) -> None:
             ("appendfsync", "always"),
             ("timeout", "0"),
             ("client-output-buffer-limit", "normal 0 0 0"),
+            ("proto-max-bulk-len", "512mb"),
         ):
             client.execute("CONFIG", "SET", name, value)
         until = time.monotonic() + 10

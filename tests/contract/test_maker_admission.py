@@ -196,7 +196,7 @@ def test_a_sender_of_several_streams_uses_the_rights_of_each(
         with pytest.raises(ConfigError, match="2 streams"):
             sender.send(numbered(1), policy_version=1, admission=streams[0].admit(1, timeout=0))
         (right := streams[0].admit(1, timeout=0)).cancel()
-        with pytest.raises(ConfigError, match="0 rights of admission are left"):
+        with pytest.raises(ConfigError, match="0 rights are left"):
             sender.send(numbered(1), policy_version=1, admission=[right, None])
         sender.flush()
     used = [stream.stats().admission for stream in streams]

@@ -324,7 +324,7 @@ def test_a_ledger_that_does_not_balance(owner: Client, namespace: str, reader: S
         owner.execute("HINCRBY", f"{stream._task.store.keys.prefix}group:default", "acked", 1)
         (finding,) = findings_of(reader.look())[:1]
         assert finding.code == "unbalanced-ledger"
-        assert "-1 are not accounted for" in finding.summary
+        assert "not accounted for: -1." in finding.summary
 
 
 def test_consumer_groups_of_other_programs_hide_no_figures(

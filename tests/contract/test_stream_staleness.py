@@ -241,10 +241,10 @@ def test_it_warns_when_everything_that_arrives_expires(
     with caplog.at_level(logging.WARNING, "redrb"):
         for number in range(7):
             stream.put(numbered(number), policy_version=4)
-        assert "too stale when they arrived" not in caplog.text
+        assert "too stale on arrival" not in caplog.text
         for number in range(9):
             stream.put(numbered(number), policy_version=4)
-    assert caplog.text.count("too stale when they arrived") == 1
+    assert caplog.text.count("too stale on arrival") == 1
     assert "raise max_staleness" in caplog.text
 
 

@@ -61,6 +61,49 @@ def test_a_take_says_what_makers_do_that_have_rights_or_old_weights(client, name
             assert "; 3 were put before, of which 3 expired as too stale." in str(refused(late))
 
 
+def test_a_take_says_that_groups_wait_for_parts(client, namespace):
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put_part("a", numbered(1), index=0, of=2)
+        error = refused(stream, 1)
+        assert "1 group waits for parts that nobody has put yet" in str(error)
+        assert error.fates["parts_waiting"] == 1
+        stream.put_part("a", numbered(2), index=1, of=2)
+        assert "parts_waiting" not in refused(stream, 2).fates
+        stream.take(1, timeout=0).ack()
+
+
+def test_a_full_task_says_which_consumer_group_holds_its_groups(client, namespace):
+    with (
+        ExperienceStream(client, "math", namespace=namespace, limit=2) as stream,
+        ExperienceStream(client, "math", namespace=namespace, group="critic") as critic,
+        ThreadPoolExecutor() as pool,
+    ):
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        with pytest.raises(StoreFull, match="full and nothing made room: no consumer group has"):
+            stream.put(numbered(3), timeout=0)
+        lease = stream.take(2, timeout=0)
+        with pytest.raises(StoreFull, match=r"group 'default' 0 groups wait and 2 are leased\. Tr"):
+            stream.put(numbered(3), timeout=0)
+        critic.join_group()
+        lease.ack()
+        waits = "of consumer group 'critic' 2 groups wait and 0 are leased; of consumer group 'def"
+        with pytest.raises(StoreFull, match=f"{waits}.* room when all have acknowledged it"):
+            stream.put(numbered(3), timeout=0)
+        waiting = pool.submit(stream.put, numbered(3), timeout=30)
+        until = time.monotonic() + 20
+        while not (error := refused(stream, 1)).blocked and time.monotonic() < until:
+            pass
+        assert "that another consumer group has not acknowledged" in str(error)
+        critic.take(2, timeout=0).ack()
+        waiting.result()
+        stream.take(1, timeout=5).reject("broken")
+        late = ExperienceStream(client, "math", namespace=namespace, group="late")
+        critic.take(1, timeout=0).ack()
+        with late:
+            error = str(refused(late, 1))
+            assert "A consumer group gets what is put after it has joined" in error
+
+
 def test_every_fate_is_counted(client, namespace):
     options = {"namespace": namespace, "max_staleness": 3, "tags": ["level"], "max_deliveries": 1}
     stream = ExperienceStream(client, "math", filters=[odd], **options)

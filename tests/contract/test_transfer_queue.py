@@ -509,7 +509,7 @@ def test_a_new_run_begins_empty_and_refuses_writers_of_the_one_before(
     left_over = queue.partition("train")
     with caplog.at_level(logging.WARNING, "redrb"):
         restart()
-    assert "2 rows of an earlier run were cleared" in caplog.text
+    assert "Cleared 2 rows of an earlier run" in caplog.text
     assert tq.kv_list() == {}
     tq.kv_put("c", "train", tag={})
     for write in (
@@ -664,7 +664,7 @@ def test_a_setting_says_what_becomes_of_later_rows(
     tq.load_checkpoint(tmp_path)
     kept = {"p", "p_0_0"} | (set() if chosen == "drop" else {*later, "s"})
     assert set(tq.kv_list()["train"]) == kept
-    said = "3 prompts that were put after the checkpoint stay, with 2 trajectories"
+    said = "put after the checkpoint stays (prompts: 3, trajectories: 2)"
     assert (said in caplog.text) == (chosen != "drop")
     generated = "running" if chosen == "drop" else "finished"
     assert tq.kv_list()["train"]["p"] == prompt(generated)

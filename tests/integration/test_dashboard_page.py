@@ -125,6 +125,10 @@ def test_a_page_is_accessible_in_both_themes_and_on_phones(
             assert not found.violations_count, found.generate_report()
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"at {width} px the page is {wide} px wide"
+            cut = page.evaluate("""[...document.querySelectorAll("table, td, th")].filter((one) =>
+                one.offsetParent && one.getBoundingClientRect().right > innerWidth).map((one) =>
+                one.textContent)""")
+            assert cut == [], f"at {width} px"
 
 
 def test_texts_from_redis_are_never_read_as_html(
@@ -173,6 +177,33 @@ def test_rollouts_are_read_by_keyboard(
     page.keyboard.type("99999999999999999999")
     page.keyboard.press("Enter")
     expect(page.locator("#rollouts-list")).to_contain_text("give ids as whole numbers")
+
+
+def test_a_list_of_no_groups_says_why_and_how_to_keep_some(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    stream.take(4, timeout=5).ack()
+    keep = " Trained groups are deleted. With the setting keep_groups=100 (redrb set) the newest"
+    page.goto(dashboard.url)
+    said = page.locator("#rollouts-list [role=status]")
+    for kept in (False, True):
+        if kept:
+            stream.configure(keep_groups=100)
+            expect(page.locator("#settings")).to_contain_text("keep_groups")
+        for state, words, of_trained in (
+            ("any stored", "No group is stored now.", True),
+            ("leased", "No group is leased now.", False),
+            ("acknowledged, kept", "No trained group is kept.", True),
+        ):
+            page.get_by_label("State").select_option(state)
+            page.get_by_role("button", name="Show").click()
+            expect(said).to_contain_text(words)
+            assert (keep in said.inner_text()) == (of_trained and not kept)
+    page.locator("#rollouts select[data-focus=order]").select_option("ids")
+    page.get_by_label("Ids, with commas").fill("999, 1, 998")
+    page.get_by_role("button", name="Show").click()
+    expect(said).to_have_text("Not stored: 999, 998.")
+    expect(page.locator("#rollouts .rollout")).to_have_count(1)
 
 
 def test_dead_letters_are_requeued_by_keyboard_with_the_token(

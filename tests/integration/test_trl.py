@@ -256,7 +256,7 @@ def test_groups_without_log_probabilities_become_dead_letters_and_others_are_tak
     assert len(fed([""] * 4, stub(fed))["prompt_ids"]) == 4
     ledger = stream.stats().ledger
     assert (ledger.dead, ledger.leased, ledger.waiting) == (2, 2, 0)
-    assert "1 of the 2 groups of a batch have no usable 'action_log_probs'" in caplog.text
+    assert "1 of the 2 groups of a batch has no usable 'action_log_probs'" in caplog.text
 
 
 def test_ranks_take_their_parts_together(open_stream):

@@ -229,7 +229,7 @@ def test_samples_without_log_probabilities_become_dead_letters_and_others_are_ta
     worker = parts.worker(stream)
     assert worker.get(timeout=5).advantage == 0
     assert stream.stats().ledger.dead == 1
-    assert "1 of the 1 groups of a batch have no usable 'action_log_probs'" in caplog.text
+    assert "1 of the 1 groups of a batch has no usable 'action_log_probs'" in caplog.text
     with pytest.raises(ConfigError, match="ExperienceStream"):
         parts.worker("math")
     with pytest.raises(ConfigError, match="PublishedWeights"):

@@ -94,7 +94,7 @@ def test_without_the_division_by_std():
 
 
 def test_groups_that_do_not_fit_are_refused():
-    with pytest.raises(RecordError, match="6 samples are not whole groups of 4"):
+    with pytest.raises(RecordError, match="6 samples are no whole groups of 4"):
         group_relative_advantages(REWARD, group_size=4)
     with pytest.raises(RecordError, match=r"group_index has shape \[2\], reward \[6\]"):
         group_relative_advantages(REWARD, group_index=torch.tensor([0, 1]))

@@ -247,7 +247,7 @@ def test_a_reward_that_blocks_its_event_loop_costs_the_groups_that_wait_for_it(m
     finally:
         over.set()
     assert [math.isnan(each) for each in found[2:]] == [True] * 4
-    assert "calls are given up: they did not end in time" in caplog.text
+    assert "given up: no end came in time" in caplog.text
 
 
 def test_calls_that_end_one_after_the_other_are_not_given_up(monkeypatch):

@@ -81,6 +81,18 @@ def test_faults_are_said_once_and_counted_in_the_report() -> None:
     assert history.reward_last is None  # an evaluation without a number is none
 
 
+def test_a_trainer_that_got_no_batch_did_not_wait_for_none_of_its_time() -> None:
+    def waited(history: JobEvents) -> str:
+        text = io.StringIO()
+        Console(file=text, width=100).print(table(summary(1.0, history, None), history, None))
+        return re.search(r"trainer waited for data, of its time +│ +(.*?) +│", text.getvalue())[1]
+
+    history = with_events()
+    assert waited(history) == "it got no batch"
+    history.steps = 1
+    assert waited(history) == "0.0%"
+
+
 def test_the_report_tells_the_seconds_of_all_runs_from_those_of_this_run() -> None:
     history = JobEvents()
     history.add({"event": "step", "samples": 100, "seconds": 1.0})

@@ -117,7 +117,7 @@ def test_help_is_complete(command, words, capsys):
             trainer.main,
             ["--max-seconds", "0.5"],
             0,
-            "ends: 0.5 seconds are over, at weight version 1",
+            "ends: 0.5 s are over, at weight version 1",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_every_sample_carries_what_training_needs(namespace, capsys):
         assert maker.main(["sorting", "--url", url, "--maker-steps", "1", "--worker", "m-x"]) == 0
         assert (
             capsys.readouterr().err.splitlines()[-1]
-            == "redrb-maker m-x ends: its 1 steps (--maker-steps) are done"
+            == "redrb-maker m-x ends: 1 step is done (--maker-steps)"
         )
         with redrb.ExperienceStream(client, "sort") as stream:
             lease = stream.take(len(stream), timeout=10)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from redrb.cli.processes.lifetime import end, run_recipe, say_begun
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -50,7 +51,7 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str
         maker.run()
         if maker.stopped in signal.Signals.__members__:
             return ""
-        return maker.stopped or f"its {recipe.maker_steps} steps (--maker-steps) are done"
+        return maker.stopped or f"{counted(recipe.maker_steps, 'step', 'are')} done (--maker-steps)"
 
     return work
 

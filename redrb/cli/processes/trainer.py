@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from redrb import environment
 from redrb.cli.processes.lifetime import end, run_recipe, say_begun
+from redrb.words import counted
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -40,7 +41,8 @@ def _begin(recipe: Recipe, client: Client, scope: ExitStack) -> Callable[[], str
     trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
     trainer.begin()
     if rank_here() == 0:
-        how = f", after {trainer.steps} steps, with weight version {trainer.weight_version}"
+        steps = counted(trainer.steps, "step")
+        how = f", after {steps}, with weight version {trainer.weight_version}"
         say_begun("redrb-trainer", recipe, client, how)
 
     def work() -> str:

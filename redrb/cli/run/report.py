@@ -73,7 +73,10 @@ def table(figures: Mapping[str, Any], history: JobEvents, stats: StreamStats | N
             "staleness of trained samples, mean / max",
             f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
         ),
-        ("trainer waited for data, of its time", f"{figures['trainer_wait_share']:.1%}"),
+        (
+            "trainer waited for data, of its time",
+            f"{figures['trainer_wait_share']:.1%}" if history.steps else "it got no batch",
+        ),
         ("makers waited to begin groups", f"{figures['maker_admission_share']:.1%}"),
         ("makers sent, of their time", f"{figures['maker_send_share']:.1%}"),
         ("of it, waited for the trainer", f"{figures['maker_room_share']:.1%}"),

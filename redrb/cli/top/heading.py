@@ -13,7 +13,7 @@ from redrb.cli.output import age, size
 from redrb.cli.top.text import BAD, DIM, GOOD, HEAD, NOTE, WARN, amount, line, time_of, wrapped
 from redrb.watch.state.model import SEVERITIES, Finding, ServerState, Severity
 from redrb.watch.state.observer import View
-from redrb.words import counted
+from redrb.words import agreeing, counted
 
 STYLES: dict[Severity, str] = {"critical": BAD, "warning": WARN, "info": NOTE}
 
@@ -121,11 +121,11 @@ def _ends(left: Text, right: Text, width: int | None) -> Text:
 
 def _server(server: ServerState, width: int | None, *, lone: bool) -> Text:
     """Return the figures of a server; the last ones are left out if the line is too long."""
-    name = f"{server.kind} {server.version}"
+    name, waiting = f"{server.kind} {server.version}", server.blocked_clients
     parts = [
         line((name if lone else f"{server.address} {name}", HEAD)),
         _memory(server.used_memory, server.maxmemory),
-        line(f"{counted(server.clients, 'client')}, {server.blocked_clients:,} wait"),
+        line(f"{counted(server.clients, 'client')}, {waiting:,} {agreeing(waiting, 'wait')}"),
         line(f"{server.latency_s * 1000:.1f} ms"),
         line(f"{amount(server.commands_per_s)} commands/s"),
     ]
@@ -137,7 +137,7 @@ def _server(server: ServerState, width: int | None, *, lone: bool) -> Text:
     if server.mode != "standalone":
         parts.append(line(server.mode))
     if server.replicas:
-        parts.append(line(f"{server.replicas:,} replicas"))
+        parts.append(line(counted(server.replicas, "replica")))
     parts.append(line(f"up {age(server.uptime_s)}"))
     parts.append(line("append-only file" if server.aof else "no append-only file"))
     made = line()

@@ -33,6 +33,7 @@ from redrb.watch.state.model import (
     WeightsState,
     WorkerState,
 )
+from redrb.words import counted
 
 _CURVES = (6, 12)
 """Columns of a curve in the table of tasks: on a narrow terminal, and on others."""
@@ -138,7 +139,7 @@ def worker_table(task: TaskState | None, name: str, width: int | None) -> list[T
 
 def _worker_row(worker: WorkerState) -> list[Text]:
     waits = f"{worker.waits_for} {time_of(worker.waits_s)}" if worker.waits_for else ""
-    holds = {"groups": worker.leased, "rights": worker.rights}
+    holds = {"group": worker.leased, "right": worker.rights}
     return [
         line(worker.label or worker.name),
         line(worker.role),
@@ -147,7 +148,7 @@ def _worker_row(worker: WorkerState) -> list[Text]:
         line(rate(worker.groups_per_s)),
         line((waits, WARN if worker.waits_s >= 1 else "")),
         line((age(worker.seen_s), "" if worker.life == "live" else WARN)),
-        line(", ".join(f"{number:,} {name}" for name, number in holds.items() if number)),
+        line(", ".join(counted(number, name) for name, number in holds.items() if number)),
         line(worker.host),
         line(str(worker.pid or "")),
         line(age(worker.uptime_s)),

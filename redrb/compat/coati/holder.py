@@ -24,6 +24,7 @@ from redrb.train.following import MakerWeights
 from redrb.train.maker import ExperienceMaker, Maker, maker_stream
 from redrb.train.rights import rows_of
 from redrb.train.strategy import Strategy, place_models
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -66,8 +67,8 @@ def _check_repeatable(loader: Iterable[Any]) -> None:
         )
 
 
-def _log_samples(maker: str, event: str, **made: object) -> None:  # noqa: ARG001
-    _log.info("maker %r made %d samples", maker, made["samples"])
+def _log_samples(maker: str, event: str, **made: Any) -> None:  # noqa: ARG001
+    _log.info("maker %r made %s", maker, counted(made["samples"], "sample"))
 
 
 class ExperienceMakerHolder(Maker):

@@ -22,6 +22,7 @@ from redrb.keys import check_name
 from redrb.train.callbacks import TrainerCallback, refuse_hooks
 from redrb.train.fresh_batches import Acknowledge
 from redrb.train.trainer import Trainer
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -198,4 +199,5 @@ class _StepLog(TrainerCallback):
         self._trainer = trainer
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
-        _log.info("trainer %r trained %d samples: %s", self._trainer, len(experience), metrics)
+        samples = counted(len(experience), "sample")
+        _log.info("trainer %r trained %s: %s", self._trainer, samples, metrics)

@@ -132,7 +132,7 @@ class TaskStorage(Stateless, Storage):  # type: ignore[misc]
             held = len(set(map(id, self._leases.values())))
         if held >= self._most:
             raise ConfigError(
-                f"{held} batches are sampled and not ended: call storage.ack(batch) after each "
+                f"Batches sampled and not ended: {held}. Call storage.ack(batch) after each "
                 "step, or raise max_unacknowledged."
             )
         lease = self._stream.take(batch_size // size, timeout=self._timeout)

@@ -162,7 +162,7 @@ def load(
             # verl did not note the newest checkpoint: this one must outlive it, and the next save
             partition.table.mark(mark)
         _log.warning(
-            "partition %s is at its checkpoint again: %d cleared rows came back, %d were dropped",
+            "partition %s is at its checkpoint again. Cleared rows that came back: %d; dropped: %d",
             name,
             restored.back,
             restored.dropped,
@@ -201,8 +201,8 @@ def _say_later(name: str, partition: Partition, restored: Restored) -> None:
     if later:
         made = sum(_prompt_of(key) in later for key in rows)
         _log.warning(
-            "partition %s: %d prompts that were put after the checkpoint stay, with %d "
-            "trajectories. verl's data loader gives these prompts once more, so they are trained "
+            "partition %s: what was put after the checkpoint stays (prompts: %d, trajectories: %d)."
+            " verl's data loader gives these prompts once more, so they are trained "
             "twice. %s=drop drops them instead: then these trajectories are generated again",
             name,
             len(later),

@@ -13,6 +13,7 @@ from redrb.compat.transfer_queue import guard as guards
 from redrb.compat.transfer_queue.queue import Queue, durability
 from redrb.connection import connect
 from redrb.errors import ConfigError
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 _lock = threading.Lock()
@@ -83,7 +84,9 @@ def _open(begins: Callable[[Queue], bool]) -> Queue:
 def _begin(queue: Queue) -> None:
     cleared = queue.begin()
     queue.guard = guards.place(queue.run, queue.where)
-    brings = f" {cleared} rows of an earlier run were cleared; load_checkpoint brings them back."
+    brings = (
+        f" Cleared {counted(cleared, 'row')} of an earlier run; load_checkpoint brings them back."
+    )
     _log.warning(  # verl shows no INFO, and this line proves that the plugin was loaded
         "transfer_queue is redrb at %s. %s%s",
         queue.where,

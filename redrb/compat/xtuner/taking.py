@@ -16,6 +16,7 @@ from redrb.stream import Lease
 from redrb.stream.take.partition_lease import Expiry
 from redrb.stream.take.rollout_reading import is_rollouts
 from redrb.stream.task.settings import NO_BOUND
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -80,10 +81,10 @@ class Taker:
         passed = sum(len(others) for _, others in taken)
         if passed:
             _log.warning(
-                "task %r: %d groups were put by a stream, and a ReplayBuffer passes over them: "
+                "task %r: a ReplayBuffer passes over %s that a stream has put: "
                 "take them with a stream, or use another task",
                 task,
-                passed,
+                counted(passed, "group"),
             )
         return TakenGroups(groups, tuple(lease for lease, _ in taken if lease))
 

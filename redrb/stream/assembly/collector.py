@@ -203,9 +203,9 @@ class PartCollector:
         if reply.outcome == "full":
             namespace = self._task.store.keys.namespace
             raise StoreFull(
-                f"task {task!r} of namespace {namespace!r}: {part.most} groups wait for parts "
-                "already (most_parts): put the missing parts first, lower part_age, or raise "
-                "most_parts.",
+                f"task {task!r} of namespace {namespace!r}: {counted(part.most, 'group', 'wait')} "
+                "for parts already (most_parts): put the missing parts first, lower part_age, or "
+                "raise most_parts.",
                 task=task,
                 namespace=namespace,
                 reason="most_parts",

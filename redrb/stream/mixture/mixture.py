@@ -23,6 +23,7 @@ from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
+from redrb.words import counted
 
 
 class Split:
@@ -324,7 +325,8 @@ class Mixture(Closing):
             if first is not None:
                 error.add_note(str(first))
             for task, (available, needed) in counts.items():
-                error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
+                groups = counted(needed, "group", "were")
+                error.add_note(f"task {task!r}: {available} of {groups} waiting.")
         return error
 
 

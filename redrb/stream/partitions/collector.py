@@ -26,6 +26,7 @@ from redrb.stream.take.taker import fates_seen_by
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -394,7 +395,7 @@ class Collector:
                 continue
             deadline.log(
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
-                f"{collection.request.count} groups are waiting in {count} partitions"
+                f"{counted(collection.request.count, 'group', 'are')} waiting in {count} partitions"
             )
             stores = [self._partitions[number].store for number in self._reach.near()]
             wait_for_any([(store.client, store.keys.wake(collection.waiter)) for store in stores])

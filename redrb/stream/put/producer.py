@@ -23,6 +23,7 @@ from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 from redrb.unpacking import Reading
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -48,7 +49,7 @@ class StaleArrivals:
         if self._row >= STALE_ROW and now - self._warned_at >= WARN_EVERY_S:
             self._warned_at = now
             _log.warning(
-                "task %r: the last %d groups were too stale when they arrived, none is left to "
+                "task %r: each of the last %d groups was too stale on arrival, none is left to "
                 "train on: raise max_staleness, publish weights less often, or make groups faster",
                 self._task,
                 self._row,
@@ -199,7 +200,8 @@ class Producer:
                 error.stored = len(ids)
                 if ids:
                     error.add_note(
-                        f"{len(ids)} of {len(pending.batch.groups)} groups were stored before this."
+                        f"{counted(len(ids), 'group', 'were')} stored before this, of "
+                        f"{len(pending.batch.groups)}."
                     )
             raise
         batch = pending.batch
@@ -309,11 +311,12 @@ class Producer:
             stored = pending.repeated and self._find_stored(pending)
             if not stored:
                 raise
+            groups = counted(stored.stored, "group", "are")
             raise OutcomeUnknown(
-                f"task {self._task.name!r}: {stored.stored} groups are stored, but the connection "
-                "broke before enough replicas (min_replicas) had confirmed them, and the put "
-                "cannot be repeated: Redis is at its memory limit. Do not put them again, unless "
-                "the server fails over to a replica that lacks them.",
+                f"task {self._task.name!r}: {groups} stored, but the connection broke before "
+                "enough replicas (min_replicas) had confirmed them, and the put cannot be "
+                "repeated: Redis is at its memory limit. Do not put them again, unless the server "
+                "fails over to a replica that lacks them.",
                 groups=stored.stored,
             ) from error
 
@@ -335,11 +338,12 @@ class Producer:
         """Let a put that was certainly not stored name the epoch of now."""
         self._epoch.learn(epoch)
         if pending.repeated:
+            groups = counted(len(pending.chunk().groups), "group", "are")
             raise OutcomeUnknown(
-                f"task {self._task.name!r}: nobody knows whether {len(pending.chunk().groups)} "
-                "groups are stored: the connection broke, and when Redis was reached again, the "
-                "task had forgotten the last put of this producer. Put them again if a group that "
-                "is stored twice does less harm than a lost one.",
+                f"task {self._task.name!r}: nobody knows whether {groups} stored: the connection "
+                "broke, and when Redis was reached again, the task had forgotten the last "
+                "put of this producer. Put them again if a group that is stored twice does less "
+                "harm than a lost one.",
                 groups=len(pending.chunk().groups),
             )
         pending.epoch = epoch

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from redrb.errors import ConfigError
+from redrb.words import counted
 
 
 class RightsSource(ABC):
@@ -109,6 +110,7 @@ NO_RIGHTS = Rights()
 def too_few(task: str, groups: int, rights: int) -> ConfigError:
     """Return the error for a put of more groups than there are rights."""
     return ConfigError(
-        f"task {task!r}: {groups} groups are put, and {rights} rights of admission are left: give "
+        f"task {task!r}: {counted(groups, 'group', 'are')} put, and "
+        f"{counted(rights, 'right', 'are')} left: give "
         "each group one right, admit(n) for n groups. Nothing was stored."
     )

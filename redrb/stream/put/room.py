@@ -6,17 +6,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from redrb.connection.deadline import here
+from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import AskRoom, PutReply
 from redrb.stream.put.pending import PendingPut
+from redrb.stream.task.lookup import stats_of
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
+from redrb.words import agreeing, counted
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 
 EVICTION_ATTEMPTS = 8
 """Attempts to make room by eviction before a put gives up."""
+
+MOST_NAMED = 4
+"""Consumer groups that an error names."""
 
 
 @dataclass(slots=True)
@@ -128,11 +133,26 @@ class Room:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
-            raise self.full(attempt, reply)
+            raise self.full(attempt, reply, self._where())
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(name)
 
-    def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
+    def _where(self) -> str:
+        """Return where the stored groups are, as far as this user may look."""
+        store, found = self._store, []
+        with suppress(StoreError), Deadline(repeat_s=0.0):
+            names = sorted(store.client.execute("SMEMBERS", store.keys.groups))
+            for name in (each.decode(errors="replace") for each in names[:MOST_NAMED]):
+                ledger = stats_of(store, name).ledger
+                wait = counted(ledger.waiting, "group", "wait")
+                leased = f"{ledger.leased:,} {agreeing(ledger.leased, 'are')} leased"
+                found.append(f"of consumer group {name!r} {wait} and {leased}")
+            if len(names) > 1:
+                return f": {'; '.join(found)}. A group makes room when all have acknowledged it"
+            return f": {found[0]}" if found else ": no consumer group has taken yet"
+        return ""
+
+    def full(self, attempt: Attempt, reply: PutReply, where: str = "") -> StoreFull:
         """Return the error of an attempt that found no room."""
         namespace, reason = self._store.keys.namespace, reply.setting
         task = f"task {self._store.task!r} of namespace {namespace!r}"
@@ -142,11 +162,14 @@ class Room:
                 "grow: raise maxmemory, or let trainers catch up."
             )
         elif reason == "rate":
-            message = f"{task}: its rate holds puts back until trainers have read more."
+            message = (
+                f"{task}: its rate holds puts back until trainers have read more: check that they "
+                f"take and acknowledge (`redrb top --namespace {namespace}`), or raise max_diff."
+            )
         else:
             message = (
-                f"{task} is full and nothing made room: trainers must take and acknowledge groups "
-                f"(`redrb top --namespace {namespace}`), or raise limit / max_bytes."
+                f"{task} is full and nothing made room{where}. Trainers must take and acknowledge "
+                f"groups (`redrb top --namespace {namespace}`), or raise limit / max_bytes."
             )
         return StoreFull(
             message,

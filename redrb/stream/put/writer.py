@@ -22,6 +22,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.rights import RightsSource
+from redrb.words import counted
 
 
 class UnfinishedPut(Protocol):
@@ -252,7 +253,7 @@ class Writer(Entered):
         stored = self.in_flight.stored
         left = self.in_flight.drop()
         given_up = ConfigError(
-            f"put {self._puts} of this writer is given up, {left} of its groups are not stored: "
+            f"put {self._puts} of this writer is given up, without {counted(left, 'group')} of it: "
             f"{error}"
         )
         given_up.stored = stored

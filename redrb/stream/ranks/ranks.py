@@ -223,7 +223,7 @@ def _refusal(request: PartRequest, reply: RankReply) -> str:
     if reply.outcome == "held":
         ranks = ", ".join(map(str, reply.ranks))
         return (
-            f"ranks {ranks} of {reply.number} are alive and hold steps: stop them before you take "
+            f"live ranks hold steps ({ranks} of {reply.number}): stop them before you take "
             f"with world_size={place.world_size} and count={request.take.count}, or use another "
             "group=."
         )

@@ -147,7 +147,7 @@ class Backlog:
                 if deadline.over:
                     problem = f"left no room for more within {deadline.waited_s:.1f} s"
                     raise self.late(self.groups, problem)
-                deadline.log(f"a sender is full with {self.groups} groups")
+                deadline.log(f"a sender is full with {counted(self.groups, 'group')}")
                 self.changed.wait(deadline.slice_s())
             self._count(held.groups, held.nbytes)
 
@@ -191,7 +191,10 @@ class Backlog:
     def late(self, unsent: int, problem: str) -> SendFailed:
         """Return the error for groups that are not stored, with the reason if it is known."""
         outage = next(iter(list(self._outages.values())), None)
-        behind = "trainers may be behind (`redrb top --namespace NAMESPACE`)"
+        behind = (
+            "trainers may be behind, or Redis may be at its memory limit (`redrb doctor "
+            "--namespace NAMESPACE` says which)"
+        )
         why = behind if outage is None else str(outage)
         failure = SendFailed(f"{counted(unsent, 'group')} {problem}: {why}", unsent=unsent)
         failure.__cause__ = outage
@@ -199,7 +202,7 @@ class Backlog:
 
     def given_up(self, unsent: int) -> SendFailed:
         """Return the error for groups that are given up at the end, and for earlier failures."""
-        failure = self.late(unsent, "were not stored in time, and are given up")
+        failure = self.late(unsent, "not stored in time, and given up")
         failure.dropped = sum(count for _, count in self._failures)
         for error, _ in self._failures:
             failure.add_note(f"given up before: {error}")

@@ -21,6 +21,7 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import groups_of
 from redrb.stream.put.rights import Rights
 from redrb.stream.sending.backlog import Backlog, HeldItems
+from redrb.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,11 @@ class StreamSenders:
             goals = [(sender, sender.accepted) for sender in self.each]
             while any(sender.done < goal for sender, goal in goals):
                 if deadline.over:
-                    problem = f"are not stored after {deadline.waited_s:.1f} s"
+                    problem = f"not stored after {deadline.waited_s:.1f} s"
                     raise backlog.late(backlog.groups, problem)
-                deadline.log(f"a sender waits until {backlog.groups} groups are stored")
+                deadline.log(
+                    f"a sender waits until {counted(backlog.groups, 'group', 'are')} stored"
+                )
                 backlog.changed.wait(deadline.slice_s())
 
     def end(self) -> None:
@@ -214,7 +217,8 @@ class StreamSenders:
         except SendFailed:
             pass  # the groups are counted below
         except BaseException:  # such as KeyboardInterrupt
-            _log.error("a sender was interrupted: it drops at most %d groups", backlog.groups)
+            dropped = counted(backlog.groups, "group")
+            _log.error("a sender was interrupted: it drops at most %s", dropped)
             raise
         finally:
             self._stop()

@@ -18,9 +18,13 @@ from redrb.stream.take.partition_lease import Draw, PartitionLease
 from redrb.stream.task.never_full import never_full
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
+from redrb.words import agreeing, counted
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
-_IF_THERE = ("makers_waiting", "rights_known", "rights_held", "stale_version", "version")
+_IF_THERE = (
+    *("makers_waiting", "rights_known", "rights_held", "parts_waiting"),
+    *("stale_version", "version"),
+)
 
 
 def fates_seen_by(
@@ -242,8 +246,9 @@ class Taker:
             if reply.outcome == "short":
                 deadline.log(
                     f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
-                    f"{reply.amount} of {request.count} groups are waiting, {expired} were too "
-                    f"stale, and {reply.blocked} producers wait for room"
+                    f"{reply.amount} of {counted(request.count, 'group', 'are')} waiting, "
+                    f"{expired} {agreeing(expired, 'were')} too stale, and "
+                    f"{counted(reply.blocked, 'producer', 'wait')} for room"
                 )
                 self._store.wait_for_wake(slot.waiter)
 

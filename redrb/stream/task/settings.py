@@ -14,6 +14,7 @@ from redrb.stream.arguments import checked_period_ms, period_text
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
+from redrb.words import counted
 
 Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
@@ -339,8 +340,9 @@ class TaskSettings:
                     f"min_size={rate.min_size} can never be stored with {name}={most}."
                 )
             if most and least > most:
+                groups = counted(least, "group", "are")
                 raise ConfigError(
-                    f"min_diff={rate.min_diff:g} allows no take before {least} groups are stored, "
+                    f"min_diff={rate.min_diff:g} allows no take before {groups} stored, "
                     f"and {name}={most}: give a {name} of at least {least}, or a lower min_diff."
                 )
         if self.limit and rate.bounds_reads and rate.samples_per_insert < reads:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
 from redrb.connection import Client
+from redrb.connection.client import VALUE_LIMITS
 from redrb.connection.cluster import Cluster
 from redrb.connection.server_cli import cli_options
 from redrb.watch.state.findings.wording import (
@@ -33,6 +34,7 @@ _SETTINGS = (
     "timeout",
     "client-output-buffer-limit",
     "disable-thp",
+    *VALUE_LIMITS,
 )
 LEAST_OUTPUT_BYTES = 256 << 20
 
@@ -112,6 +114,11 @@ def find_in_settings(client: Client, server: ServerState) -> Iterator[Finding]:
         text = f"The hard limit of client-output-buffer-limit normal is {hard:,} bytes."
         name = "client-output-buffer-limit"
         yield harmful("small-output-buffer", name, text, better="normal 0 0 0")
+    for name, usual in VALUE_LIMITS.items():
+        most = figure_of(settings, name)
+        if 0 < most < usual:
+            text = f"Values may have {most:,.0f} bytes at most ({name}), {usual:,} by default."
+            yield harmful("small-values", name, text, better=str(usual))
     if settings.get("timeout", "0") != "0":
         text = f"timeout is {settings['timeout']} s."
         yield harmful("idle-timeout", "timeout", text, better="0")

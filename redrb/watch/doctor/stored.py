@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from redrb.watch.doctor.examination import Examination, ExaminedGroup
 from redrb.watch.state.findings.wording import finding_of, listed, redrb_command, shown
 from redrb.watch.state.model import Finding, State
-from redrb.words import counted
+from redrb.words import agreeing, counted
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
@@ -48,7 +48,8 @@ def _differences(examined: Examination) -> Iterator[str]:
         if held > needed or (examined.groups == 1 and held < needed):
             yield (
                 f"The stream holds {counted(needed, 'group')} without history; of consumer group "
-                f"{shown(group.name)} {group.waiting:,} wait and {group.leased:,} are leased."
+                f"{shown(group.name)} {group.waiting:,} {agreeing(group.waiting, 'wait')} and "
+                f"{group.leased:,} {agreeing(group.leased, 'are')} leased."
             )
     indexed = sum(group.letters for group in examined.consumer_groups)
     if indexed > examined.letters:

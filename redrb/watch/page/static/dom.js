@@ -40,16 +40,16 @@ export function show(id, key, make) {
   if (focused) place.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
-// A table; each column is {name, numeric, cell(row)}.
+// A table; each column is {name, numeric, cell(row)}. On a phone each cell is a line, with the column's name.
 export function table(caption, columns, rows, rowAttributes = () => ({})) {
-  return element("table", {},
+  return element("table", { class: "stacks" },
     element("caption", { class: "hidden" }, caption),
     element("thead", {}, element("tr", {}, columns.map((column) =>
       element("th", { scope: "col", class: column.numeric ? "number" : null }, column.name)))),
     element("tbody", {}, rows.map((row) => element("tr", rowAttributes(row), columns.map((column, at) =>
       at === 0
         ? element("th", { scope: "row" }, column.cell(row))
-        : element("td", { class: column.numeric ? "number" : null }, column.cell(row)))))));
+        : element("td", { class: column.numeric ? "number" : null, "data-name": column.name }, column.cell(row)))))));
 }
 
 // A list of names and values.

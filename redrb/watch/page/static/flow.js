@@ -1,6 +1,6 @@
 // The way of the data: makers, task, trainers, weights, and back to the makers.
 import { element } from "./dom.js";
-import { age, count, plural, rate, size } from "./format.js";
+import { age, count, plural, rate, size, waits } from "./format.js";
 
 export function flow(task, weights) {
   const main = task.groups[0];
@@ -56,7 +56,7 @@ function workersLines(workers, flows) {
     workers.length ? `${count(lives("live"))} live` : flows ? "none announced" : "none",
     lives("silent") ? `${count(lives("silent"))} silent` : null,
     lives("dead") ? `${count(lives("dead"))} dead` : null,
-    ...Object.entries(waiting).map(([what, number]) => `${count(number)} wait for ${what === "batch" ? "a batch" : what === "right" ? "a right to begin" : what}`),
+    ...Object.entries(waiting).map(([what, number]) => `${waits(number)} for ${what === "batch" ? "a batch" : what === "right" ? "a right to begin" : what}`),
   ].filter((line) => line);
 }
 
@@ -68,7 +68,7 @@ function fullState(stats) {
 function taskLines(stats, task, stages) {
   const limit = stats.limit ? ` of ${count(stats.limit)}` : "";
   return [
-    `${count(stats.ledger.waiting)} wait`,
+    waits(stats.ledger.waiting),
     `${count(stats.ledger.leased)} leased`,
     `${count(stats.stored)}${limit} stored, ${size(task.stored_bytes)}`,
     ...(stages.length ? workersLines(stages, false).map((text) => `stages: ${text}`) : []),

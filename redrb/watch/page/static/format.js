@@ -33,6 +33,8 @@ export function decimal(value, digits = 3) {
   return value === null || value === undefined ? "–" : Number(value).toFixed(digits);
 }
 
+export const waits = (number) => `${count(number)} ${number === 1 ? "waits" : "wait"}`;
+
 export function plural(number, noun, many = `${noun}s`) {
   return `${count(number)} ${number === 1 ? noun : many}`;
 }

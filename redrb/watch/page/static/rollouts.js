@@ -6,13 +6,14 @@ import { sample } from "./sample.js";
 const ORDERS = { newest: "newest", stalest: "stalest", best: "best reward", worst: "worst reward", ids: "ids" };
 const STATES = { "": "any stored", leased: "leased", dead: "dead letters", archived: "acknowledged, kept" };
 const NONE = {
-  ids: "No group with these ids is stored: trained groups are deleted.",
-  "": "No group is stored now: trained groups are deleted. To keep some, read them with a second consumer group, or save the task.",
-  leased: "No group is leased now.", dead: "There is no dead letter.", archived: "No trained group is kept: the task has no keep= setting.",
+  "": "No group is stored now.",
+  leased: "No group is leased now.", dead: "There is no dead letter.", archived: "No trained group is kept.",
 };
-const known = { task: "", order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
+const KEEP = "Trained groups are deleted. With the setting keep_groups=100 (redrb set) the newest 100 stay readable.";
+const known = { task: "", keeps: false, order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
 
 export function rollouts(task) {
+  known.keeps = Boolean(task.settings.keep || task.settings.keep_groups);
   if (known.task !== task.name) Object.assign(known, { task: task.name, page: null, problem: "", status: "", loading: false });
   const waiting = Object.keys(task.groups[0].stats.waiting);
   show("rollouts-choice", [task.name, known.order, waiting], () => choice(waiting));
@@ -59,11 +60,16 @@ function render() {
     if (known.loading) return element("p", { role: "status", class: "note" }, "The groups are being read.");
     if (known.problem) return element("p", { role: "status" }, `They cannot be read: ${known.problem}`);
     if (!known.page) return null;
-    const { groups, notes } = known.page;
-    return [
-      element("p", { role: "status", class: "note" }, groups.length ? notes.join("; ") : [NONE[known.order] ?? NONE[known.status] ?? `No ${known.status} group waits now.`, ...notes].join(" ")),
-      groups.map(group)];
+    const stored = known.page.groups.filter((one) => one.state !== "gone");
+    const said = [...none(known.page.groups.filter((one) => one.state === "gone"), stored), ...known.page.notes];
+    return [element("p", { role: "status", class: "note" }, said.join(" ")), stored.map(group)];
   });
+}
+
+function none(gone, stored) {
+  if (stored.length && !gone.length) return [];
+  const text = gone.length ? `Not stored: ${gone.map((one) => one.id).join(", ")}.` : NONE[known.status] ?? `No ${known.status} group waits now.`;
+  return known.keeps || (!gone.length && ["leased", "dead"].includes(known.status)) ? [text] : [text, KEEP];
 }
 
 function group(one, at) {

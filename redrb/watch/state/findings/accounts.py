@@ -21,8 +21,8 @@ def find(state: State) -> Iterator[Finding]:
     for table in state.tables:
         if not table.balanced:
             text = (
-                f"Of {table.made:,} rows made, {table.rows:,} are there, {table.cleared:,} were "
-                f"cleared and {table.dropped:,} dropped."
+                f"Rows made: {table.made:,}; there: {table.rows:,}; cleared: {table.cleared:,}; "
+                f"dropped: {table.dropped:,}."
             )
             command = redrb_command(state, "save", table.name, f"{table.name}.redrb")
             yield finding_of("unbalanced-ledger", f"table {table.name}", text, command)
@@ -49,18 +49,18 @@ def _imbalances(task: TaskState) -> Iterator[str]:
             ended = ledger.acked + ledger.expired + ledger.filtered + ledger.evicted + ledger.dead
             yield (
                 f"Of {ledger.put:,} groups put, consumer group {group.name} has ended {ended:,}, "
-                f"leases {ledger.leased:,} and has {ledger.waiting:,} that wait: "
-                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for."
+                f"leases {ledger.leased:,} and has {ledger.waiting:,} waiting; not accounted for: "
+                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,}."
             )
     rights = task.main.stats.admission if task.main else None
     if rights and not rights.balanced:
         yield (
-            f"Of {rights.granted:,} rights to begin groups, {rights.used:,} were used, "
-            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held."
+            f"Rights given to begin groups: {rights.granted:,}; used: {rights.used:,}; returned: "
+            f"{rights.returned:,}; lost: {rights.lost:,}; held: {rights.held:,}."
         )
     parts = task.main.stats.parts if task.main else None
     if parts and not parts.balanced:
         yield (
-            f"Of {parts.begun:,} groups begun in parts, {parts.groups:,} wait and the others are "
+            f"Groups begun in parts: {parts.begun:,}; waiting: {parts.groups:,}; the others are "
             "not all accounted for."
         )
