@@ -48,8 +48,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--status",
         metavar="STATUS",
-        help="groups that wait in this status, such as completed or aborted; leased; archived: "
-        "also the acknowledged ones that are kept; dead: the newest dead letters",
+        help="groups that wait in this status, such as completed or aborted; leased; dead: the "
+        "newest dead letters",
     )
     parser.add_argument(
         "--dead", action="store_const", const="dead", dest="status", help="--status dead"

@@ -90,7 +90,7 @@ class Room:
         ):
             self._evict(attempt, reply)
         else:
-            raise self.full(attempt, reply)
+            raise self._full(attempt, reply)
 
     def leave(self, attempt: Attempt) -> None:
         """Give the room that was kept for a put that ends without it to producers that wait."""
@@ -128,11 +128,11 @@ class Room:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
-            raise self.full(attempt, reply)
+            raise self._full(attempt, reply)
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(name)
 
-    def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
+    def _full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
         """Return the error of an attempt that found no room."""
         namespace, reason = self._store.keys.namespace, reply.setting
         task = f"task {self._store.task!r} of namespace {namespace!r}"

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from redrb.checks import check_choice, checked_int, checked_number
 from redrb.errors import ConfigError
-from redrb.stream.arguments import checked_period_ms, period_text
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
@@ -163,13 +162,6 @@ SETTINGS: Mapping[str, Setting] = {
         text=lambda stored: ",".join(json.loads(stored)),
         parsed=lambda text: [tag for tag in text.split(",") if tag],
     ),
-    "keep": Setting(
-        lambda name, period: str(checked_period_ms(name, period)),
-        value=lambda stored: period_text(int(stored)),
-        text=lambda stored: period_text(int(stored)),
-        keys=("keep_ms",),
-    ),
-    "keep_groups": whole_number(1, divided=True),
     "partitions": whole_number(
         1,
         fixed="every process finds a group by the partition that its id names. Forward its groups "
@@ -210,8 +202,6 @@ class SettingArguments(TypedDict, total=False):
     eviction: Eviction | None
     rate: RateLimit | None
     tags: Sequence[str] | None
-    keep: str | None
-    keep_groups: int | None
     partitions: int | None
     groups_per_version: float | None
 
@@ -247,9 +237,6 @@ class TaskSettings:
             "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
         rate: How many reads each insert allows. Default: any number.
         tags: Names of the tags that queries may use. Default: none.
-        keep: Period such as "7d", from their last acknowledgement, for which groups that all
-            consumer groups are done with stay readable. Default: none.
-        keep_groups: Most acknowledged groups that stay readable. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/how-to/partitions.md.
         groups_per_version: Fewest groups that trainers train for each weight version, which
@@ -271,8 +258,6 @@ class TaskSettings:
     eviction: Eviction | None = None
     rate: RateLimit | None = None
     tags: Sequence[str] | None = None
-    keep: str | None = None
-    keep_groups: int | None = None
     partitions: int | None = None
     groups_per_version: float | None = None
 

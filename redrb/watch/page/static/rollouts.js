@@ -4,11 +4,11 @@ import { age, count, decimal, plural, size } from "./format.js";
 import { sample } from "./sample.js";
 
 const ORDERS = { newest: "newest", stalest: "stalest", best: "best reward", worst: "worst reward", ids: "ids" };
-const STATES = { "": "any stored", leased: "leased", dead: "dead letters", archived: "acknowledged, kept" };
+const STATES = { "": "any stored", leased: "leased", dead: "dead letters" };
 const NONE = {
   ids: "No group with these ids is stored: trained groups are deleted.",
   "": "No group is stored now: trained groups are deleted. To keep some, read them with a second consumer group, or save the task.",
-  leased: "No group is leased now.", dead: "There is no dead letter.", archived: "No trained group is kept: the task has no keep= setting.",
+  leased: "No group is leased now.", dead: "There is no dead letter.",
 };
 const known = { task: "", order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
 
