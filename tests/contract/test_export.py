@@ -176,6 +176,19 @@ def test_tensors_are_cut_into_files(client, namespace, tmp_path):
     assert [int(tensor[999]) for tensor in stored] == list(range(10))
 
 
+def test_reads_are_those_of_the_consumer_group(client, namespace, tmp_path):
+    stream = ExperienceStream(client, "from", namespace=namespace, max_reads=3)
+    critic = ExperienceStream(client, "from", namespace=namespace, group="critic")
+    critic.join_group()
+    stream.put_many([[numbered(number)] for number in range(2)])
+    for _ in range(2):
+        stream.take(1, timeout=0).ack()
+    critic.take(1, timeout=0).ack()
+    for group, reads in (("default", [2, 0]), ("critic", [1, 0]), ("nobody", [0, 0])):
+        export_task(client, "from", tmp_path / group, namespace=namespace, group=group)
+        assert [line["reads"] for line in lines_of(tmp_path / group)] == reads
+
+
 def test_leased_groups_and_those_that_others_need_are_exported(client, namespace, tmp_path):
     stream = ExperienceStream(client, "from", namespace=namespace)
     critic = ExperienceStream(client, "from", namespace=namespace, group="critic")

@@ -223,7 +223,7 @@ def _check_settings(settings: Mapping[str, str]) -> None:
     _require(settings_of(settings) == settings and "rules" not in settings, "a counter")
     _require(settings.get("format", str(WIRE_FORMAT)) == str(WIRE_FORMAT), "the format")
     for name, setting in {**SETTINGS, **_OTHER_NUMBERS}.items():
-        text = settings.get(setting.key(name))
+        text = settings.get(name)
         if text is not None and name != "order":
             same = setting.stored(name, setting.value(text)) == text
             _require(same, f"{name}={text!r:.80}")

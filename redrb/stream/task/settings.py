@@ -68,7 +68,6 @@ class Setting:
         text: Returns what Redis keeps as users write it.
         parsed: Returns the value of what a user writes; ValueError: it is not of this form.
         form: What users write, for errors.
-        keys: Names in Redis; (): its own name.
         divided: Whether each partition has a part of it, as of limits of the whole task.
         fixed: Why it cannot change while the task exists; "": it can.
     """
@@ -78,13 +77,8 @@ class Setting:
     text: Callable[[str], str] = str
     parsed: Callable[[str], Any] = str
     form: str = ""
-    keys: tuple[str, ...] = ()
     divided: bool = False
     fixed: str = ""
-
-    def key(self, name: str) -> str:
-        """Return the name under which Redis keeps the value of the setting of this name."""
-        return self.keys[0] if self.keys else name
 
 
 def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setting:
@@ -134,7 +128,7 @@ def checked_order(order: object) -> Order:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "order": Setting(lambda _, order: checked_order(order).name, keys=("order", "sampled")),
+    "order": Setting(lambda _, order: checked_order(order).name),
     "limit": whole_number(0, divided=True),
     "max_bytes": whole_number(0, divided=True),
     "max_deliveries": whole_number(1),
@@ -178,8 +172,9 @@ DIVIDED = tuple(name for name, setting in SETTINGS.items() if setting.divided)
 
 
 def stored_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names under which Redis keeps settings."""
-    return tuple(key for name in names for key in SETTINGS[name].keys or (name,))
+    """Return the names under which Redis keeps settings; beside an order, whether it draws."""
+    found = tuple(names)
+    return (*found, "sampled") if "order" in found else found
 
 
 STORED_NAMES = stored_names(SETTINGS)
@@ -268,7 +263,7 @@ class TaskSettings:
             ConfigError: A setting is not usable, or two contradict each other.
         """
         stored = {
-            setting.key(name): setting.stored(name, value)
+            name: setting.stored(name, value)
             for name, setting in SETTINGS.items()
             if (value := getattr(self, name)) is not None
         }
