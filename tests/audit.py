@@ -47,7 +47,7 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     if not client.execute("EXISTS", f"{prefix}task"):
         return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
-    entries, info, task, puts, facts, archive, joined, dead, needs, queue, *replies = _together(
+    entries, info, task, puts, facts, joined, dead, needs, queue, *replies = _together(
         stream,
         *_of_task(prefix),
         *(command for name in names for command in _of_group(prefix, name)),
@@ -62,8 +62,6 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     sizes = {seq: len(stored[seq][1]) for seq in stored if seq > counters["sized_after"]}
     if counters["max_bytes"]:
         assert counters["bytes"] == sum(sizes.values()), "bytes"
-        history = sum(sizes.get(int(member), 0) for member in archive)
-        assert counters["kept_bytes"] == history, "bytes of history"
     buried: dict[str, dict[bytes, int]] = {name: {} for name in names}
     buried[""] = {}  # incomplete groups in parts, which no consumer group had
     for letter_id, fields in dead:
@@ -81,10 +79,8 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
         found[name] = _check_group(stored, of_group, name, buried, counters)
         _check_pools(stream, name, known, settings)
     needed = set().union(*(held.waiting | held.leased.keys() for held in found.values()))
-    kept = set(map(int, archive))
-    assert not kept & needed, "history that a consumer group needs"
     if names:
-        assert stored.keys() == needed | kept, "entries are stored that no consumer group needs"
+        assert stored.keys() == needed, "entries are stored that no consumer group needs"
     return found
 
 
@@ -120,7 +116,6 @@ def _of_task(prefix: str) -> list[tuple[Any, ...]]:
         ("HGETALL", f"{prefix}task"),
         ("HGETALL", f"{prefix}puts"),
         ("HGETALL", f"{prefix}facts"),
-        ("ZRANGE", f"{prefix}archive", 0, -1),
         ("SMEMBERS", f"{prefix}groups"),
         ("XRANGE", f"{prefix}dead", "-", "+"),
         ("HKEYS", f"{prefix}needs:#room"),

@@ -59,7 +59,7 @@ STREAM = {
     " store_next",
     "Wait for the right to begin groups": "admit bounded expect advance",
     "Take": "take leases is_fresh join_group consumer dismiss",
-    "Look": "count counts stats staleness read history dead_letters settings incarnation",
+    "Look": "count counts stats staleness read dead_letters settings incarnation",
     "Change what is stored": "move update_priority expire requeue drop_dead_letters settle clear",
     "Settings, files and the end": "configure save resume drop_group close",
 }
@@ -353,8 +353,6 @@ UNITS = {
     "groups": "groups",
     "groups_per_version": "groups",
     "idle_timeout": "s",
-    "keep": "period",
-    "keep_groups": "groups",
     "capacity": "groups",
     "lease_ms": "ms",
     "lora_rank": "dimensions",

@@ -76,7 +76,6 @@ def _facts(view: GroupView) -> Iterator[tuple[str, str]]:
         ("reward", None if view.reward is None else f"{view.reward:.4g} (mean)"),
         ("reads", view.reads or None),
         ("failed", view.failed_deliveries or None),
-        ("acknowledged", view.ended),
     ]
     if view.lease is not None:
         lease = view.lease

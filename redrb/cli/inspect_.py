@@ -49,8 +49,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--status",
         metavar="STATUS",
-        help="groups that wait in this status, such as completed or aborted; leased; archived: "
-        "also the acknowledged ones that are kept; dead: the newest dead letters",
+        help="groups that wait in this status, such as completed or aborted; leased; dead: the "
+        "newest dead letters",
     )
     parser.add_argument(
         "--dead", action="store_const", const="dead", dest="status", help="--status dead"
@@ -129,8 +129,7 @@ def _absent(options: argparse.Namespace, gone: Sequence[str]) -> str:
     def command(*words: str) -> str:
         return command_line(words, namespace=options.namespace, url=options.url or "")
 
-    keep = command("redrb", "set", options.task, "keep_groups=100")
-    kept = f"`{keep}` keeps the newest ones that are trained from now on."
+    kept = f"`{command('redrb', 'export', options.task, 'FOLDER')}` writes what is stored."
     if gone:
         return (
             f"redrb: not stored in task {options.task!r}: {', '.join(gone)}. A group is deleted "
@@ -138,7 +137,7 @@ def _absent(options: argparse.Namespace, gone: Sequence[str]) -> str:
             f"`{command('redrb', 'inspect', options.task)}` shows the newest ones, and {kept}"
         )
     none = f"redrb: task {options.task!r} has no such groups."
-    trained = options.status in (None, "archived") and options.where is None
+    trained = options.status is None and options.where is None
     return f"{none} Trained ones are deleted; {kept}" if trained else none
 
 

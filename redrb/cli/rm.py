@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
-        "delete a task or a table. Of a task these are groups, leases, dead letters, history, "
-        "ledger and settings; of a table its rows with their values on all nodes, and the tasks "
+        "delete a task or a table. Of a task these are groups, leases, dead letters, ledger "
+        "and settings; of a table its rows with their values on all nodes, and the tasks "
         "that claim them; of one of these, TABLE:TASK, what it has claimed and consumed. It shows "
         "first what it holds and who works on it, and asks. It refuses while consumers or makers "
         "live, puts wait for room, or rows change."

@@ -59,7 +59,7 @@ _PUT_SCRIPTS = (
 _LOOK_SCRIPTS = (
     *scripts_in("browse"),
     *scripts_in("doctor"),
-    *"task/archived task/count task/observe task/stats task/versions".split(),
+    *"task/count task/observe task/stats task/versions".split(),
 )
 _LOOK_AT_TABLE = ("table/produced", "table/stats", "table/tags")
 _ROWS = (

@@ -31,9 +31,6 @@ PAGES: dict[str, int] = {
     "candidates": 1000,  # ids that one call looks at for groups to evict
     "candidates_leased": 50,  # leased groups that one call passes over while it evicts
     "candidates_window": 128,  # ids that are read together to find groups to evict
-    "history_beside": 100,  # entries of history that a put, take or acknowledgement deletes
-    "history_dropped": 200,  # entries of history that a call deletes which does only that
-    "history_freed": 100,  # entries of history that are read together to free bytes
     "sorted": 50,  # groups of a random order that get new places
     "sorting_looks": 1000,  # ids that one call looks at for such groups
     "filled": 100,  # groups that one call adds to a new index

@@ -64,12 +64,6 @@ def checked_period_ms(name: str, period: object) -> int:
     return int(matched[1]) * _PERIODS[matched[2]]
 
 
-def period_text(milliseconds: int) -> str:
-    """Return a period as `checked_period_ms` reads it, in the largest unit that fits."""
-    unit = max((u for u in _PERIODS if milliseconds % _PERIODS[u] == 0), key=_PERIODS.__getitem__)
-    return f"{milliseconds // _PERIODS[unit]}{unit}"
-
-
 def checked_least(count: object, at_least: object) -> tuple[int, int]:
     """Return the groups to take, and the fewest to accept; else raises ConfigError."""
     try:

@@ -43,15 +43,12 @@ class Exported:
 
     Attributes:
         directory: The directory.
-        groups: Groups, history included.
-        archived: Groups of the history.
         shards: Files of tensors.
         unreadable: Ids of groups that are left out because they cannot be decoded.
     """
 
     directory: Path
     groups: int
-    archived: int
     shards: int
     unreadable: tuple[int, ...]
 
@@ -65,7 +62,7 @@ def export_task(
     group: str = "default",
     shard_bytes: int = _SHARD_BYTES,
 ) -> Exported:
-    """Write all groups of a task, history included, into a new directory.
+    """Write all groups of a task into a new directory.
 
     The groups are not leased, and makers and trainers may go on: groups that are stored from the
     beginning to the end are exported, once. It needs memory for two files of tensors, and for the
@@ -98,7 +95,6 @@ def export_task(
     return Exported(
         directory=target,
         groups=export.groups,
-        archived=export.archived,
         shards=export.shards.number,
         unreadable=tuple(export.unreadable),
     )
@@ -156,7 +152,6 @@ class _Export:
         self, readers: Sequence[TaskReader], directory: Path, group: str, shard_bytes: int
     ) -> None:
         self.groups = 0
-        self.archived = 0
         self.unreadable: list[int] = []
         self.shards = _Shards(directory, shard_bytes)
         self._readers = readers
@@ -183,7 +178,6 @@ class _Export:
             "order": header.settings.get("order", "fifo"),
             "tags": list(self._names),
             "groups": self.groups,
-            "archived": self.archived,
             "shards": self.shards.number,
             "unreadable": self.unreadable,
         }
@@ -204,21 +198,19 @@ class _Export:
         line = self._line(record, items, self.shards.add(tensors) if tensors else None)
         file.write(json.dumps(line, allow_nan=False) + "\n")
         self.groups += 1
-        self.archived += record.archived != ""
 
     def _line(self, record: GroupRecord, items: list[BufferItem], shard: str | None) -> Line:
         facts: Mapping[str, Any] = record.facts
-        moved = (need.moved for need in record.needs if need.place == self._place)
+        need = next((need for need in record.needs if need.place == self._place), None)
         at_put = facts.get("status") or str(group_status(item.status for item in items))
         versions = [item.policy_version for item in items if item.policy_version is not None]
         return {
             "id": record.seq,
-            "status": next(moved, "") or at_put,  # in which it waits for the consumer group
+            "status": (need and need.moved) or at_put,  # in which it waits for the consumer group
             "policy_version": facts.get("version", min(versions, default=None)),
             "priority": float(facts["priority"]) if "priority" in facts else None,
-            "reads": facts.get("reads", 0),
+            "reads": need.reads if need else 0,
             "group_id": items[0].group_id,
-            "archived_ms": int(record.archived) if record.archived else None,
             "tags": self._tags(facts.get("tags", {})),
             "shard": shard,
             "samples": list(map(_sample, items)),

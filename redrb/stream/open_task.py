@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice, starmap
 from typing import Any, TypeVar, Unpack
 
@@ -38,7 +36,6 @@ from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import StalenessReport
 from redrb.stream.task.groups import (
     StoredGroup,
-    history,
     move,
     read_groups,
     settle,
@@ -190,7 +187,7 @@ class OpenTask:
     def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
         """Return groups by id without taking them, in the order of `ids`; None for a deleted one.
 
-        Acknowledged groups are found as long as the task keeps them.
+        Acknowledged groups are found while another consumer group needs them.
         """
         wanted = checked_ids(ids)
         places = self._places(wanted)
@@ -204,38 +201,6 @@ class OpenTask:
 
         self._reach.each(places, read)
         return [found.get(group) for group in wanted]
-
-    def history(
-        self, *, since: datetime | None = None, until: datetime | None = None
-    ) -> Iterator[StoredGroup]:
-        """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
-
-        A group enters the history when all consumer groups are done with it, at the time of its
-        last acknowledgement. If another consumer group is done with it much later, it comes before
-        groups that were in the history already.
-
-        Args:
-            since: Earliest time of acknowledgement; times without a zone are local.
-            until: Time before which groups were acknowledged.
-
-        Times are those of the servers. Where partitions cannot be reached, the groups of the others
-        come first, and then `StoreUnavailable`, which names the missing ones.
-        """
-        for name, time in (("since", since), ("until", until)):
-            if not (time is None or isinstance(time, datetime)):
-                raise ConfigError(f"{name}={time!r:.80}: give a datetime.datetime.")
-        return self._history(since, until)
-
-    def _history(self, since: datetime | None, until: datetime | None) -> Iterator[StoredGroup]:
-        def named(number: int) -> Iterator[StoredGroup]:
-            for group in history(self._partitions[number].task, since, until):
-                yield replace(group, id=self._id(number, group.id))
-
-        found = self._reach.answering()
-        yield from heapq.merge(*map(named, found), key=_archived_at)
-        missing = [number for number in range(len(self._partitions)) if number not in found]
-        if missing:
-            raise self._reach.missing(dict.fromkeys(missing))
 
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first.
@@ -494,7 +459,3 @@ class OpenTask:
             raise ConfigError(
                 f"this stream of task {self.task!r} is closed: open another ExperienceStream."
             )
-
-
-def _archived_at(group: StoredGroup) -> float:
-    return group.archived_at.timestamp() if group.archived_at else 0.0

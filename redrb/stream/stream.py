@@ -10,11 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Unpack
 from zlib import crc32
 
-from redrb.checks import (
-    checked_int,
-    checked_number,
-    checked_timeout,
-)
+from redrb.checks import check_choice, checked_int, checked_number, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
 from redrb.errors import AdmissionRefused, ConfigError
@@ -633,33 +629,23 @@ class ExperienceStream(OpenTask, Closing):
         if may_give_rights({**known, "groups_per_version": None}):
             self._task.expect(groups)
 
-    def join_group(self, start: int | Literal["newest"] | None = None) -> None:
+    def join_group(self, start: Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
 
         From then on no group of samples is deleted before this consumer group has acknowledged it.
         Joining a second time changes nothing.
 
         Args:
-            start: None: see every group that is stored and not acknowledged elsewhere; "newest":
-                only groups that are put from now on; an id: everything from that id on, kept
-                history included.
-
-        Raises:
-            ConfigError: An id is given, and the task keeps no history, or has partitions.
+            start: None: see every group that is stored; "newest": only groups that are put from
+                now on.
         """
-        first = "" if start is None else "+"
-        if not (start is None or start == "newest"):
-            first = str(checked_int("start", start, 1))
-            if len(self._partitions) > 1:
-                raise ConfigError(
-                    f"start={start}: ids of a task with partitions are not in the order of "
-                    'arrival. Give None or "newest".'
-                )
+        if start is not None:
+            check_choice("start", start, ("newest",))
         self._check_open()
 
         def join(partition: Partition) -> None:
             partition.consumer.attend()
-            partition.task.join(self.group, first)
+            partition.task.join(self.group, newest=start is not None)
 
         self._each(join)
 

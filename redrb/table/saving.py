@@ -26,7 +26,6 @@ from redrb.lua.pages import PAGES
 from redrb.registry import Registry
 from redrb.stream.saving.checking import open_saved
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
-from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.saving import replaced
 from redrb.stream.task.entries import Count
 from redrb.table.calls import BeginResume, EndResume
@@ -117,6 +116,13 @@ class TableHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claims: dict[Name, SavedClaim]
 
 
+class TableEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last record of a file: the number of its rows, and of those that are retained."""
+
+    rows: Count = 0
+    retained: Count = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SavedTable:
     """The contents of a saved table's file, in numbers."""
@@ -161,7 +167,7 @@ def save_table(client: Client, name: str, path: Path, *, namespace: str) -> Save
             },
         )
         writer.write(Kind.TABLE, header)
-        writer.end(TaskEnd(groups=counted.total(), archived=counted[False]))
+        writer.end(TableEnd(counted[True], counted[False]))
     return SavedTable(path, counted[True], counted[False], path.stat().st_size)
 
 
@@ -253,11 +259,10 @@ def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> Sa
         raise ConfigError(
             f"there is a table {name!r}: resume into another one, or delete it first."
         )
-    there = ending.groups - ending.archived
     try:
         if begun != "resumed":
             area.fill(path, checksum)
-            outcome = area.end(header, there, ending.archived, checksum)
+            outcome = area.end(header, ending.rows, ending.retained, checksum)
             if outcome == "used":
                 raise ConfigError(f"a table {name!r} was created meanwhile: nothing was resumed.")
             if outcome == "gone":
@@ -274,12 +279,12 @@ def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> Sa
     for task, claim in header.claims.items():
         table.register(task, claim.columns, claim.size)
     client.at(keys.task).execute("HDEL", keys.task, "resumed")
-    return SavedTable(path, there, ending.archived, path.stat().st_size)
+    return SavedTable(path, ending.rows, ending.retained, path.stat().st_size)
 
 
-def _checked(path: Path) -> tuple[TableHeader, TaskEnd, str]:
+def _checked(path: Path) -> tuple[TableHeader, TableEnd, str]:
     """Read a file, and check it; returns its header, its ending and its checksum."""
-    header, ending = TableHeader({}, {}, {}, {}), TaskEnd()
+    header, ending = TableHeader({}, {}, {}, {}), TableEnd()
     with open_saved(path) as file:
         reader = SaveReader(file, str(path))
         for frame in reader.frames(payloads=False):
@@ -288,7 +293,7 @@ def _checked(path: Path) -> tuple[TableHeader, TaskEnd, str]:
             elif frame.kind is Kind.TABLE:
                 header = _converted(frame.head, TableHeader, path)
             elif frame.kind is Kind.END:
-                ending = _converted(frame.head, TaskEnd, path)
+                ending = _converted(frame.head, TableEnd, path)
             else:
                 raise DecodeError(f"{path} is no file of a table.")
     return header, ending, reader.checksum

@@ -40,7 +40,7 @@ JUNK = (
 
 def filled(client: Client, namespace: str) -> None:
     """Make a task that has something in every key."""
-    settings: dict[str, Any] = {"tags": ["level"], "keep": "1h", "max_bytes": 1 << 20}
+    settings: dict[str, Any] = {"tags": ["level"], "max_bytes": 1 << 20}
     settings |= {"max_staleness": 9, "order": "stalest"}
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         stream.advance(5)
@@ -115,7 +115,6 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         "counts": opened(lambda stream: stream.counts()),
         "staleness": opened(lambda stream: stream.staleness()),
         "settings": opened(lambda stream: stream.settings()),
-        "history": opened(lambda stream: list(stream.history())),
         "read": opened(lambda stream: stream.read([1, 2, 3, 4, 5])),
         "letters": opened(lambda stream: stream.dead_letters()),
         "count": opened(lambda stream: stream.count(where={"level_gt": 1})),
@@ -123,7 +122,6 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         "newest": shown("newest"),
         "best": shown("best"),
         "stalest": shown("stalest"),
-        "archived": shown("newest", "archived"),
         "leased": shown("newest", "leased"),
         "dead": shown("newest", "dead"),
         "by id": lambda: as_json(browser.look(Choice(ids=(1, 2, 3, 4, 9)), full=True)),

@@ -200,18 +200,6 @@ def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(open_str
     assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
 
 
-def test_history_that_is_requeued_waits_again(open_stream):
-    first, other = filled(open_stream, 2, keep="1h"), open_stream(group="other")
-    other.join_group()
-    (seq,) = reject(first, 1)
-    other.take(2, timeout=0).ack()
-    first.take(1, timeout=0).ack()
-    assert first.stats().archived == 2
-    assert first.requeue([seq]) == 1
-    assert first.stats().archived == 1
-    assert numbers(first.take(1, timeout=0)) == [1]
-
-
 def test_letters_of_a_restored_task_are_requeued(client, namespace, tmp_path):
     settings: dict[str, Any] = {"namespace": namespace, "max_dead": 3}
     with ExperienceStream(client, "saved", **settings) as stream:

@@ -92,17 +92,15 @@ def test_a_whole_task_has_no_findings(owner: Client, namespace: str) -> None:
         other.close()
 
 
-def test_a_task_with_partitions_history_and_parts_has_no_findings(
-    owner: Client, namespace: str
-) -> None:
+def test_a_task_with_partitions_and_parts_has_no_findings(owner: Client, namespace: str) -> None:
     with (
         ExperienceStream(owner, "wide", namespace=namespace, partitions=3) as wide,
-        ExperienceStream(owner, "kept", namespace=namespace, keep_groups=9) as kept,
+        ExperienceStream(owner, "whole", namespace=namespace) as whole,
     ):
-        for stream in (wide, kept):
+        for stream in (wide, whole):
             stream.put_many([[numbered(number)] for number in range(9)])
             stream.take(3, timeout=5).ack()
-        kept.put_part("half", numbered(1), index=0, of=2)
+        whole.put_part("half", numbered(1), index=0, of=2)
         found = checked(owner, namespace)
         assert codes(found) == []
         assert [each.partition for each in found.examined] == [None, 0, 1, 2]

@@ -73,7 +73,7 @@ def test_every_dtype_and_value_is_exported(client, namespace, tmp_path):
     stream.put([item, plain])
     stream.put(numbered(3), policy_version=9)
     exported = export_task(client, "from", tmp_path / "out", namespace=namespace)
-    assert (exported.groups, exported.archived, exported.shards) == (2, 0, 1)
+    assert (exported.groups, exported.shards) == (2, 1)
     assert exported.unreadable == ()
     first, second = lines_of(tmp_path / "out")
     assert (first["group_id"], first["policy_version"], second["policy_version"]) == (
@@ -121,7 +121,6 @@ def test_other_tools_read_an_export_without_redrb(client, namespace, tmp_path):
         "priority": 2.5,
         "reads": 0,
         "group_id": "p",
-        "archived_ms": None,
         "tags": {"name": "easy", "score": 0.5},
         "shard": "tensors-00000.safetensors",
     }
@@ -177,17 +176,30 @@ def test_tensors_are_cut_into_files(client, namespace, tmp_path):
     assert [int(tensor[999]) for tensor in stored] == list(range(10))
 
 
-def test_history_and_leased_groups_are_exported(client, namespace, tmp_path):
-    stream = ExperienceStream(client, "from", namespace=namespace, keep_groups=9)
+def test_reads_are_those_of_the_consumer_group(client, namespace, tmp_path):
+    stream = ExperienceStream(client, "from", namespace=namespace, max_reads=3)
+    critic = ExperienceStream(client, "from", namespace=namespace, group="critic")
+    critic.join_group()
+    stream.put_many([[numbered(number)] for number in range(2)])
+    for _ in range(2):
+        stream.take(1, timeout=0).ack()
+    critic.take(1, timeout=0).ack()
+    for group, reads in (("default", [2, 0]), ("critic", [1, 0]), ("nobody", [0, 0])):
+        export_task(client, "from", tmp_path / group, namespace=namespace, group=group)
+        assert [line["reads"] for line in lines_of(tmp_path / group)] == reads
+
+
+def test_leased_groups_and_those_that_others_need_are_exported(client, namespace, tmp_path):
+    stream = ExperienceStream(client, "from", namespace=namespace)
+    critic = ExperienceStream(client, "from", namespace=namespace, group="critic")
+    critic.join_group()
     for number in range(5):
         stream.put(numbered(number))
     stream.take(2, timeout=0).ack()
     leased = stream.take(1, timeout=0)
     exported = export_task(client, "from", tmp_path / "out", namespace=namespace)
-    assert (exported.groups, exported.archived) == (5, 2)
-    assert [line["archived_ms"] is not None for line in lines_of(tmp_path / "out")][:3] == [
-        *(True, True, False)
-    ]
+    assert exported.groups == 5
+    assert [line["id"] for line in lines_of(tmp_path / "out")] == [1, 2, 3, 4, 5]
     assert audit(stream)["default"].leased.keys() == set(leased.ids)
 
 

@@ -23,7 +23,7 @@ class Pipeline:
     def __init__(self, client: redrb.Client, dice: random.Random) -> None:
         self.client, self.dice, self.namespace = client, dice, uuid4().hex
         self.rollouts = self.open("rollouts")
-        self.scored = self.open("scored", keep_groups=10_000)
+        self.scored = self.open("scored")
         self.opened = [self.rollouts, self.scored]
         self.held: list[tuple[ExperienceStream, Lease]] = []
         self.late: list[Lease] = []
@@ -89,9 +89,8 @@ class Pipeline:
             lease.forward(self.scored, lease.groups())
         for lease in self.late:
             self.forward(lease, stored_only=False)
-        if count := self.scored.count():
-            self.scored.take(count, timeout=0).ack()
-        return [int(group.items[0].reward or 0) for group in self.scored.history()]
+        trained = self.scored.take(self.scored.count(), timeout=0)
+        return [int(items[0].reward or 0) for items in trained.groups()]
 
 
 @pytest.mark.parametrize("seed", range(4))

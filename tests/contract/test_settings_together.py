@@ -73,7 +73,7 @@ def bring_together(
             key, given = saved._task.store.keys.task, {}
             for name, value in then.items():
                 text = SETTINGS[name].stored(name, value)
-                client.at(key).execute("HSET", key, SETTINGS[name].key(name), text)
+                client.at(key).execute("HSET", key, name, text)
         saved.put(numbered(1), policy_version=1)
         saved.save(path / task)
         stream = opened(task, **given)

@@ -32,7 +32,6 @@ from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
 from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.task.calls import (
-    Archived,
     Count,
     Discard,
     DropGroup,
@@ -44,7 +43,6 @@ from redrb.stream.task.calls import (
     Open,
     Settle,
     Stats,
-    Trim,
     Versions,
 )
 from redrb.stream.task.description import StalenessRules
@@ -236,12 +234,10 @@ def test_groups_of_several_consumer_groups_end_together(compare):
 
 
 def test_room_for_many_bytes(compare):
-    """Thousands of small groups, and of history, give way to a large one page by page."""
+    """Thousands of small groups give way to a large one page by page."""
 
     def build(scene):
-        scene.fill(scene.size // 2)
-        scene.stream.take(scene.size // 2, timeout=0).ack()
-        scene.fill(scene.size // 2)
+        scene.fill()
         for producer in ("p", "q", "r"):
             reply = scene.cost(Evict(producer, 1, 0, 1, 10**9, 0, MOST_EVICTED))
             assert reply == Found(more=True, found=MOST_EVICTED)
@@ -249,7 +245,7 @@ def test_room_for_many_bytes(compare):
             pass
         assert scene.stream.stats().stored == 0
 
-    compare(build, max_bytes=10**9, keep_groups=10**6)
+    compare(build, max_bytes=10**9)
 
 
 def test_a_gap_of_ids(compare):
@@ -402,44 +398,16 @@ def test_a_large_lease_is_returned_page_by_page(compare):
     compare(build, 200)
 
 
-def test_history(compare):
-    def build(scene):
-        stream, size = scene.stream, scene.size
-        ids = scene.fill()
-        stream.take(size, timeout=0).ack()
-        scene.fill(8)
-        lease = stream.take(4, timeout=0)
-        scene.note("ack", lease.ack)
-        scene.cost(Archived("-inf", "", "+inf", 100))
-        scene.cost(Count("default", Status.ARCHIVED))
-        scene.cost(Join("late", str(ids[0])))
-        while scene.run(Join("late", str(ids[0]))).more:
-            pass
-        scene.stream.drop_group()
-        stream.join_group()
-        small = scene.open(keep_groups=10**6)
-        small.close()
-        scene.cost(Trim())
-        scene.note("put", lambda: scene.fill(1))
-
-    compare(build, 200, keep_groups=10**6)
-
-
-def test_history_beyond_its_bounds(compare):
-    """What is kept was bounded later, so there is too much of it."""
-
+def test_joining_late(compare):
     def build(scene):
         scene.fill()
-        scene.stream.take(scene.size, timeout=0).ack()
-        scene.set("keep_groups", 1)
-        scene.note("put", lambda: scene.fill(1))
-        scene.note("take", lambda: scene.stream.take(1, timeout=0).ack())
-        scene.cost(Trim())
-        while scene.run(Trim()).more:
+        scene.cost(Count("late", Status.ARCHIVED))
+        scene.cost(Join("late"))
+        while scene.run(Join("late")).more:
             pass
-        scene.set("keep_groups", 10**6)
+        scene.cost(Join("later", newest=True))
 
-    compare(build, 200, keep_groups=10**6)
+    compare(build, 200)
 
 
 def test_versions(compare):
@@ -471,7 +439,7 @@ def test_a_new_staleness_rule(compare):
 
 
 def test_changed_settings(compare):
-    """Settings of a task with many groups, letters, history, waiting takes and puts change."""
+    """Settings of a task with many groups, letters, waiting takes and puts change."""
 
     def build(scene):
         stream, size = scene.stream, scene.size
@@ -499,16 +467,14 @@ def test_changed_settings(compare):
             {"max_staleness": None, "max_token_staleness": None},
             {"limit": 3 * size},
             {"max_dead": 1},
-            {"keep_groups": 1},
-            {"keep_groups": None},
         ]
         for change in changes:
             scene.note_each(lambda change=change: stream.configure(**change))
         assert {"task/configure", "task/fill"} <= scene.costs.keys()
         stats = stream.stats()
-        assert (stats.archived, stats.dead_letters, stats.ledger.waiting) == (0, 1, size)
+        assert (stats.dead_letters, stats.ledger.waiting) == (1, size)
 
-    compare(build, 300, tags=["score"], keep_groups=10**6, max_dead=0)
+    compare(build, 300, tags=["score"], max_dead=0)
 
 
 def test_orphans(compare):
@@ -588,7 +554,7 @@ def test_saving(compare, tmp_path):
         assert {f"saving/{name}" for name in SAVING} <= scene.costs.keys()
         other.close()
 
-    compare(build, 100, tags=["score", "kind"], max_staleness=9, keep_groups=10**6)
+    compare(build, 100, tags=["score", "kind"], max_staleness=9)
 
 
 SAVING = ["snapshot", "records", "restore_begin", "restore", "restore_end"]

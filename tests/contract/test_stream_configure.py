@@ -182,7 +182,7 @@ def test_a_task_that_was_cleared_has_no_settings_to_change(open_stream: Opener) 
 @on_one_server
 def test_the_task_records_who_changed_what(open_stream: Opener) -> None:
     stream = open_stream(limit=4)
-    stream.configure(limit=5, tags=["task"], keep="2h")
+    stream.configure(limit=5, tags=["task"], max_dead=7)
     stream.configure(tags=None)
     stream.configure(limit=5)  # no change
     changes = stream.settings().changes
@@ -190,7 +190,7 @@ def test_the_task_records_who_changed_what(open_stream: Opener) -> None:
         ("limit", "", "4"),
         ("limit", "4", "5"),
         ("tags", "", "task"),
-        ("keep", "", "2h"),
+        ("max_dead", "", "7"),
         ("tags", "task", ""),
     }
     assert (changes[0].setting, changes[-1].new) == ("tags", "4")
@@ -313,19 +313,6 @@ def test_a_put_is_stored_beside_a_take_that_waits_for_a_dropped_tag(open_stream:
         waiting.result(20)
 
 
-def test_history_goes_with_its_setting(open_stream: Opener) -> None:
-    stream = open_stream(keep_groups=200)
-    put_groups(stream)
-    stream.take(GROUPS, timeout=0).ack()
-    assert stream.stats().archived == GROUPS
-    stream.configure(keep_groups=None)
-    assert (stream.stats().archived, stream.stats().stored) == (0, 0)
-    stream.put(numbered(1))
-    stream.take(1, timeout=0).ack()
-    assert stream.stats().archived == 0
-    assert not stream._task.store.client.execute("EXISTS", f"{stream._task.store.keys.prefix}facts")
-
-
 def test_a_bound_of_bytes_counts_from_its_change_on(open_stream: Opener) -> None:
     stream = open_stream(max_bytes=10_000)
     stream.put(numbered(1))
@@ -395,17 +382,17 @@ def test_a_restarted_process_keeps_what_was_changed_by_hand_and_says_so_once(
     bound = {"max_staleness": 2, "weights": "policy"}
     first = open_stream(limit=64, max_deliveries=3, rate=RateLimit.at_least(1), **bound)
     assert not caplog.records
-    changed = {"limit": 200, "max_deliveries": None, "rate": RateLimit.queue(32), "keep": "2h"}
+    changed = {"limit": 200, "max_deliveries": None, "rate": RateLimit.queue(32), "max_bytes": 9999}
     open_stream().configure(**changed)
-    again = open_stream(limit=64, max_deliveries=3, keep="1h", implied=TaskSettings(max_dead=7))
+    again = open_stream(limit=64, max_deliveries=3, max_bytes=99, implied=TaskSettings(max_dead=7))
     again.put(numbered(1), policy_version=0)
     assert again.stats().limit == 200
-    assert {*again.settings().values} == {"limit", "rate", "keep", "max_staleness", "max_dead"}
+    assert {*again.settings().values} == {"limit", "rate", "max_bytes", "max_staleness", "max_dead"}
     held = [message.split(". Who")[0] for message in caplog.messages]
     assert [text.split(",")[0].split(" has ")[1] for text in held] == [
         "limit=200",
+        "max_bytes=9999",
         "max_deliveries=none",
-        "keep=2h",
     ]
     assert held[0].endswith("this process was given limit=64")
     assert f"redrb set math --namespace {first.namespace}" in caplog.messages[0]

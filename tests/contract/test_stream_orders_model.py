@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -63,7 +62,6 @@ class Setup:
     max_token_staleness: int | None
     on_expired: str
     max_reads: int
-    keep_groups: int | None
 
     def options(self, order: str) -> dict[str, Any]:
         return {
@@ -75,7 +73,6 @@ class Setup:
             "max_token_staleness": self.max_token_staleness,
             "on_expired": self.on_expired,
             "max_reads": self.max_reads,
-            "keep_groups": self.keep_groups,
             "max_deliveries": MAX_DELIVERIES,
             "max_bytes": 10**6,
             "tags": ["score", "source"],
@@ -90,7 +87,6 @@ SETUPS = st.builds(
     max_token_staleness=st.sampled_from([None, 1]),
     on_expired=st.sampled_from(["discard", "keep"]),
     max_reads=st.sampled_from([1, 1, 2, 0]),
-    keep_groups=st.sampled_from([None, 2]),
 )
 
 _VERSIONS = st.none() | st.integers(0, 6)
@@ -133,7 +129,7 @@ _STEP_OF = {
     "advance": st.tuples(st.just("advance"), st.integers(0, 7)),
     "kill": st.tuples(st.just("kill"), st.sampled_from(["a1", "a2"])),
     "close": st.tuples(st.just("close"), st.sampled_from(sorted(CONSUMERS))),
-    "join": st.tuples(st.just("join"), _NAMES, st.sampled_from([None, None, "newest", 0, 3])),
+    "join": st.tuples(st.just("join"), _NAMES, st.sampled_from([None, None, "newest"])),
     "drop": st.tuples(st.just("drop"), _NAMES),
     "clear": st.tuples(st.just("clear")),
 }
@@ -228,7 +224,6 @@ class Model:
         self.run = client.execute
         self.numbers = itertools.count()
         self.leases: list[Held] = []
-        self.step = 0
         self.joined: set[str] = set()  # consumers whose stream joins again when the task is new
         self.stale: set[str] = set()  # consumers that have not noticed yet that it is
         self._begin()
@@ -243,8 +238,6 @@ class Model:
         self.version: int | None = None
         self.facts: dict[int, Facts] = {}
         self.groups: dict[str, Group] = {}
-        self.archive: list[int] = []
-        self.acked: dict[int, int] = {}  # id -> step of its last acknowledgement
         self.put_ever = 0
 
     def close(self) -> None:
@@ -268,8 +261,8 @@ class Model:
             Facts(next(self.numbers), *_span(*entry), priority, status, score, source)
             for entry in entries
         ]
-        excess = len(self.stored) + len(facts) - (LIMIT if self.setup.room == "limit" else 10**9)
-        free = self.stored - self._leased()
+        excess = len(self.facts) + len(facts) - (LIMIT if self.setup.room == "limit" else 10**9)
+        free = self.facts.keys() - self._leased()
         if excess > (len(free) if dropping else 0):
             with pytest.raises(StoreFull):
                 self._send(dropping, facts)
@@ -280,7 +273,7 @@ class Model:
         self._evict(excess, keep=ids)
         self._arrive(ids, facts)
         if self.setup.room == "capacity":
-            self._evict(len(self.stored) - CAPACITY)
+            self._evict(len(self.facts) - CAPACITY)
 
     def take(
         self,
@@ -458,12 +451,9 @@ class Model:
         self.stale.discard(consumer)
         self._lose(consumer, counted=False)
 
-    def join(self, name: str, start: Any) -> None:
+    def join(self, name: str, start: str | None) -> None:
         if name in self.groups or not self.groups:
             start = None  # what nobody else needs would be left behind
-        if isinstance(start, int):
-            known = sorted(self.facts)
-            start = known[start % len(known)] if known else None
         self.exists = True
         self.streams[f"{name}1"].join_group(start)
         self.joined.add(f"{name}1")
@@ -508,8 +498,7 @@ class Model:
             members = self.run("HKEYS", f"{self.prefix}facts")
             assert set(map(int, members)) == self.facts.keys()
         stats = self.maker.stats()
-        assert (stats.stored, stats.archived) == (len(self.stored), len(self.archive))
-        assert [group.id for group in self.maker.history()] == self.archive
+        assert stats.stored == len(self.facts)
         for name, group in self.groups.items():
             self._check_group(name, group)
             assert found[name].waiting == group.waiting.keys()
@@ -531,7 +520,6 @@ class Model:
         assert stats.ledger.balanced
         assert stats.reads == counted["reads"]
         expected = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
-        expected[Status.ARCHIVED] += len(self.archive)
         assert self.streams[f"{name}1"].counts() == expected
         for kind in ("taken", "unread"):
             found = self.run("HGET", f"{self.prefix}group:{name}", kind)
@@ -551,18 +539,8 @@ class Model:
 
     # What steps have in common
 
-    @property
-    def stored(self) -> set[int]:
-        return self.facts.keys() - set(self.archive)
-
     def _leased(self) -> set[int]:
         return {seq for group in self.groups.values() for seq in group.leased}
-
-    def pause(self) -> None:
-        """Let a millisecond pass, so that the next acknowledgements are later in the history."""
-        self.step += 1
-        if self.setup.keep_groups:
-            time.sleep(0.0015)
 
     def _picked(self, picks: list[int]) -> list[int]:
         known = [*sorted(self.facts), 10**6]
@@ -630,8 +608,8 @@ class Model:
         if excess <= 0:
             return
         now = set(map(int, self.run("HKEYS", f"{self.prefix}facts")))
-        gone = self.stored - now
-        free = self.stored - self._leased() - set(keep)
+        gone = self.facts.keys() - now
+        free = self.facts.keys() - self._leased() - set(keep)
         assert len(gone) == min(excess, len(free))
         # with several consumer groups it is one of them that says which is last
         firsts: list[str | None] = [*sorted(self.groups)] or [None]
@@ -707,8 +685,6 @@ class Model:
         over = []
         for seq in chosen:
             group.reads[seq] += outcome == "ack"
-            if outcome == "ack" and (self.setup.keep_groups or self.setup.max_reads != 1):
-                self.acked[seq] = self.step
             again = self.setup.max_reads == 0 or group.reads[seq] < self.setup.max_reads
             if outcome == "ack" and again:
                 group.failed.pop(seq, None)
@@ -747,14 +723,8 @@ class Model:
         group.waiting[seq] = group.moved.get(seq, self.facts[seq].status)
 
     def _forget(self, ids: Collection[int]) -> None:
-        """Delete what no group needs any more, or keep as history what any has acknowledged."""
-        over = set(ids).difference(*(group.held for group in self.groups.values()))
-        if self.setup.keep_groups:
-            kept = [*self.archive, *over.intersection(self.acked)]
-            self.archive = sorted(kept, key=lambda seq: (self.acked[seq], seq))
-            over = over.difference(self.acked).union(self.archive[: -self.setup.keep_groups])
-            del self.archive[: -self.setup.keep_groups]
-        for seq in over:
+        """Delete what no group needs any more."""
+        for seq in set(ids).difference(*(group.held for group in self.groups.values())):
             del self.facts[seq]
 
     def _lose(self, consumer: str, *, counted: bool) -> None:
@@ -765,12 +735,9 @@ class Model:
                     self._give_back(group, held.ids, counted=counted)
                 held.ids = []
 
-    def _group(self, name: str, start: Any = None) -> Group:
+    def _group(self, name: str, start: str | None = None) -> Group:
         if name not in self.groups:
-            found = self.stored
-            if start is not None:
-                found = {seq for seq in self.facts if start != "newest" and seq >= start}
-                self.archive = [seq for seq in self.archive if seq not in found]
+            found = self.facts if start is None else ()
             waiting = {seq: self.facts[seq].status for seq in found}
             self.groups[name] = Group(waiting, put=len(waiting))
             missed = self.put_ever - len(waiting)
@@ -840,7 +807,6 @@ def run(client: Client, order: str, setup: Setup, steps: list[tuple[Any, ...]]) 
     with beats_of_steps():
         try:
             for name, *arguments in steps:
-                model.pause()
                 getattr(model, "close_consumer" if name == "close" else name)(*arguments)
                 model.check()
         finally:

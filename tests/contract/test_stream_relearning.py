@@ -83,7 +83,7 @@ def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(client, nam
 
 @pytest.mark.parametrize("order", ["fifo", "uniform"])
 def test_a_rule_that_is_given_late_holds_for_waiting_groups(client, namespace, order):
-    stream = stream_of(client, namespace, order=order, keep_groups=2, max_token_staleness=90)
+    stream = stream_of(client, namespace, order=order, max_token_staleness=90)
     critic = stream_of(client, namespace, group="critic")
     stream.join_group()
     critic.join_group()
@@ -118,10 +118,10 @@ def test_a_task_that_was_cleared_and_made_anew_is_learned(client, namespace, tag
     early = stream_of(client, namespace)
     early.put(numbered(0))
     early.clear()
-    late = stream_of(client, namespace, order="priority", tags=tags, keep_groups=3)
+    late = stream_of(client, namespace, order="priority", tags=tags)
     (seq,) = early.put(numbered(1, tags={"score": 1.5}), priority=2.0)
     assert early.update_priority([seq], [7.0]) == 1
-    early.join_group(start=1)
+    early.join_group()
     assert late.count(where={"score": 1.5} if tags else None) == 1
     audit(late)
 
@@ -141,10 +141,10 @@ def test_priorities_are_changed_in_a_task_that_was_made_anew(client, namespace):
     with pytest.raises(ConfigError, match="keeps no priorities"):
         plain.update_priority([1], [2.0])
     plain.clear()
-    made = stream_of(client, f"{namespace}2", order="priority", keep_groups=1)
+    made = stream_of(client, f"{namespace}2", order="priority")
     (seq,) = made.put(numbered(0), priority=1.0)
     assert plain.update_priority([seq], [2.0]) == 1
-    plain.join_group(start=1)
+    plain.join_group()
     audit(made)
 
 

@@ -38,7 +38,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "priority": {"order": "priority", "tags": ["name", "score"]},
     "uniform": {"order": "uniform", "max_reads": 0},
     "prioritized": {"order": "prioritized", "max_staleness": 50},
-    "history": {"keep_groups": 4, "tags": ["name"], "max_bytes": 1 << 20},
+    "tagged": {"tags": ["name"], "max_bytes": 1 << 20},
 }
 DRAWN = ("uniform", "prioritized")
 
@@ -96,8 +96,7 @@ def order_of(stream: ExperienceStream) -> dict[Status, list[int]]:
     """Take everything in every status, and give it back."""
     found = {}
     for status in Status:
-        kept = stream.stats().archived if status is Status.ARCHIVED else 0  # counted, not taken
-        count = stream.count(status) - kept
+        count = stream.count(status)
         if count:
             lease = stream.take(count, timeout=0, status=status)
             found[status] = list(lease.ids)
@@ -134,7 +133,7 @@ def test_a_resumed_task_equals_the_saved_one(
     leased = stream.take(2, timeout=0)
     before, was = held(stream), stream.stats()
     saved = stream.save(tmp_path / "task")
-    assert (saved.groups + saved.archived, saved.dead_letters) == (was.stored + was.archived, 1)
+    assert (saved.groups, saved.dead_letters) == (was.stored, 1)
     assert saved.nbytes == saved.path.stat().st_size
     assert held(stream) == before
     leased.release()
@@ -146,11 +145,11 @@ def test_a_resumed_task_equals_the_saved_one(
     assert now.ledger.leased == 0
     ledger = {**was.ledger.as_dict(), "leased": 0, "waiting": was.ledger.waiting + 2}
     assert now.ledger.as_dict() == ledger
-    for name in ("stored", "archived", "limit", "max_bytes", "version", "samples_put", "bytes_put"):
+    for name in ("stored", "limit", "max_bytes", "version", "samples_put", "bytes_put"):
         assert getattr(now, name) == getattr(was, name), name
     assert (now.reads, now.dead_letters, now.samples_acked) == (was.reads, 1, was.samples_acked)
     assert [letter.reason for letter in back.dead_letters()] == ["no good"]
-    own = ("facts", "archive", "deliveries:default", "deliveries:other")
+    own = ("facts", "deliveries:default", "deliveries:other")
     assert raw(back, *own) == raw(stream, *own)
     own = ("moved:default", "expiries:default", "staleness:default")
     assert raw(back, *own) == raw(stream, *own)
@@ -168,7 +167,7 @@ def test_a_resumed_task_equals_the_saved_one(
     audit(back)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "stalest", "prioritized", "history"])
+@pytest.mark.parametrize("kind", ["bounded", "stalest", "prioritized", "tagged"])
 def test_settings_are_those_of_the_file(
     client: Client, namespace: str, kind: str, tmp_path: Path
 ) -> None:
@@ -191,7 +190,7 @@ def test_a_task_resumes_with_further_settings(
     fill(stream, "plain", 5)
     stream.take(2, timeout=0)
     stream.save(tmp_path / "task")
-    back = ExperienceStream(client, "to", namespace=namespace, keep_groups=2, max_reads=2)
+    back = ExperienceStream(client, "to", namespace=namespace, max_reads=2)
     back.resume(tmp_path / "task")
     audit(back)
     back.move([3], Status.FAILED)
@@ -232,22 +231,6 @@ def test_tags_keep_their_strings(client: Client, namespace: str, tmp_path: Path)
     audit(back)
 
 
-def test_history_is_resumed_and_a_consumer_group_may_start_in_it(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
-    stream = ExperienceStream(client, "from", namespace=namespace, keep_groups=3)
-    fill(stream, "plain", 6)
-    stream.take(4, timeout=0).ack()
-    stream.save(tmp_path / "task")
-    back = ExperienceStream(client, "to", namespace=namespace)
-    back.resume(tmp_path / "task")
-    assert back.stats().archived == 3
-    late = ExperienceStream(client, "to", namespace=namespace, group="late")
-    late.join_group(3)
-    assert numbers(late.take(4, timeout=0)) == [2, 3, 3, 4, 5, 5]
-    audit(back)
-
-
 def test_a_rate_is_enforced_after_a_resume(client: Client, namespace: str, tmp_path: Path) -> None:
     rate = RateLimit.queue(4)
     stream = ExperienceStream(client, "from", namespace=namespace, rate=rate)
@@ -268,7 +251,7 @@ def test_a_rate_is_enforced_after_a_resume(client: Client, namespace: str, tmp_p
 def test_a_consumer_group_that_joined_before_the_resume_finds_all_groups(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
-    for kind in ("plain", "history"):
+    for kind in ("plain", "tagged"):
         stream = open_task(client, namespace, kind, f"from-{kind}")
         fill(stream, kind, 6)
         stream.take(2, timeout=0).ack()
@@ -486,8 +469,8 @@ def test_a_forged_file_is_refused(
         changed(Kind.GROUP, put(1, "1 unheard-of 0 - - - 0 1 - -")),
         changed(Kind.GROUP, put(1, "1 completed nan - - - 0 1 - -")),
         changed(Kind.GROUP, put(2, "yesterday")),
-        changed(Kind.GROUP, put(3, [[9, "", "", 0]])),
-        changed(Kind.GROUP, put(3, [[0, "", "", 0], [0, "", "", 0]])),
+        changed(Kind.GROUP, put(2, [[9, "", "", 0, 0]])),
+        changed(Kind.GROUP, put(2, [[0, "", "", 0, 0], [0, "", "", 0, 0]])),
         changed(Kind.DEAD_LETTER, put(0, "*")),
         changed(Kind.PRODUCERS, lambda _: {"a": "1 or so"}),
         changed(Kind.PRODUCERS, lambda _: {"epoch": "1 1 1"}),
@@ -599,7 +582,7 @@ def test_of_two_resumes_the_later_one_wins(
     assert held(second) == held(stream)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "stalest", "prioritized", "history"])
+@pytest.mark.parametrize("kind", ["bounded", "stalest", "prioritized", "tagged"])
 def test_requests_that_are_repeated_restore_nothing_twice(
     client: Client, namespace: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -669,7 +652,7 @@ def test_a_put_that_landed_is_not_put_again_after_a_resume(
     assert raw(back, "producers") == [producers]
 
 
-@pytest.mark.parametrize("kind", ["stalest", "history"])
+@pytest.mark.parametrize("kind", ["stalest", "tagged"])
 def test_a_group_that_is_stored_during_the_whole_save_is_saved_once(
     client: Client, namespace: str, kind: str, tmp_path: Path
 ) -> None:

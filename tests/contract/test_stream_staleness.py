@@ -277,7 +277,7 @@ def test_a_report_tells_how_stale_groups_are(client: Client, namespace: str) -> 
 def test_a_report_needs_neither_an_index_of_versions_nor_a_consumer_group_that_joined(
     client: Client, namespace: str, partitions: int, *, joined: bool
 ) -> None:
-    options: Any = {"partitions": partitions, "keep_groups": 9}
+    options: Any = {"partitions": partitions}
     with (
         stream_of(client, namespace, **options) as stream,
         stream_of(client, namespace, group="default" if joined else "other", **options) as taker,
@@ -291,7 +291,7 @@ def test_a_report_needs_neither_an_index_of_versions_nor_a_consumer_group_that_j
         found = stream.staleness(10)
         assert found.waiting.histogram == ({2: 1} if joined else {3: 3, 2: 1, 1: 2})
         assert found.leased.histogram == ({3: 3, 1: 2} if joined else {})
-        lease.ack()  # they are history now, which nobody takes
+        lease.ack()
         assert stream.staleness(10).waiting.histogram == {2: 1}
 
 

@@ -35,6 +35,19 @@ def test_a_groups_status_is_derived_from_its_samples(client, namespace):
     assert numbers(stream.take(1, timeout=0)) == [4]
 
 
+@pytest.mark.parametrize("status", Status)
+def test_groups_of_every_status_are_put_moved_and_taken(client, namespace, status):
+    stream = stream_of(client, namespace)
+    ids = put(stream, 0, 1)
+    assert stream.move(ids[:1], status) == 1
+    put(stream, 2, status=status)
+    stream.move(ids[1:], Status.ABORTED if status is Status.COMPLETED else Status.COMPLETED)
+    assert stream.count(status) == 2
+    with stream.take(2, timeout=0, status=status) as lease:
+        assert numbers(lease) == [0, 2]
+    audit(stream)
+
+
 def test_every_group_is_moved_or_taken_once_among_threads(client, namespace):
     """Movers and takers race for the same groups: each is in one place at any time."""
     stream = stream_of(client, namespace, order="stalest")

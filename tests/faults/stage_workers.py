@@ -44,14 +44,8 @@ def dying(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_task(client: redrb.Client, namespace: str, task: str) -> ExperienceStream:
-    keep = 1000 if task == "ready" else None
     return ExperienceStream(
-        client,
-        task,
-        namespace=namespace,
-        lease_ms=LEASE_MS,
-        max_deliveries=1000,
-        keep_groups=keep,
+        client, task, namespace=namespace, lease_ms=LEASE_MS, max_deliveries=1000
     )
 
 

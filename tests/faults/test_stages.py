@@ -15,6 +15,8 @@ def test_every_group_is_trained_once_although_every_process_is_killed(real_url, 
     with redrb.connect(real_url) as client:
         with ExperienceStream(client, "prompts", namespace=namespace) as prompts:
             prompts.put_many([[numbered(n), numbered(n)] for n in range(GROUPS)])
+        archive = ExperienceStream(client, "ready", namespace=namespace, group="archive")
+        archive.join_group()
         pipeline = warm.Popen(
             [sys.executable, "-m", "tests.faults.stage_workers", real_url, namespace],
             stdin=subprocess.PIPE,
@@ -29,9 +31,11 @@ def test_every_group_is_trained_once_although_every_process_is_killed(real_url, 
                     break
             pipeline.stdin.close()
         with ExperienceStream(client, "ready", namespace=namespace) as ready:
-            trained = [int(group.items[0].reward or 0) for group in ready.history()]
-            fields = {name for group in ready.history() for name in group.items[0].tensors}
             ledger = ready.stats().ledger
+        groups = archive.take(archive.count(), timeout=0).groups()
+        archive.close()
+        trained = [int(items[0].reward or 0) for items in groups]
+        fields = {name for items in groups for name in items[0].tensors}
         assert sorted(trained) == list(range(GROUPS))
         assert fields == {"rollouts", "scored", "ready"}
         assert (ledger.put, ledger.acked, ledger.waiting, ledger.leased) == (GROUPS, GROUPS, 0, 0)

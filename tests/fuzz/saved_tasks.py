@@ -45,7 +45,7 @@ def seeds() -> Iterator[bytes]:
     with redrb.connect("fake://fuzz-saved") as client, TemporaryDirectory() as directory:
         for order in ("fifo", "prioritized"):
             stream = redrb.ExperienceStream(
-                client, order, order=order, tags=["score", "source"], max_staleness=4, keep_groups=9
+                client, order, order=order, tags=["score", "source"], max_staleness=4
             )
             for number in range(4):
                 stream.put([item], policy_version=number + 1)

@@ -183,26 +183,21 @@ def test_a_list_of_no_groups_says_why_and_how_to_keep_some(
     page: Page, dashboard: Dashboard, stream: ExperienceStream
 ) -> None:
     stream.take(4, timeout=5).ack()
-    keep = " Trained groups are deleted. With the setting keep_groups=100 (redrb set) the newest"
+    keep = " Trained groups are deleted. A second consumer group keeps what it reads"
     page.goto(dashboard.url)
     said = page.locator("#rollouts-list [role=status]")
-    for kept in (False, True):
-        if kept:
-            stream.configure(keep_groups=100)
-            expect(page.locator("#settings")).to_contain_text("keep_groups")
-        for state, words, of_trained in (
-            ("any stored", "No group is stored now.", True),
-            ("leased", "No group is leased now.", False),
-            ("acknowledged, kept", "No trained group is kept.", True),
-        ):
-            page.get_by_label("State").select_option(state)
-            page.get_by_role("button", name="Show").click()
-            expect(said).to_contain_text(words)
-            assert (keep in said.inner_text()) == (of_trained and not kept)
+    for state, words, of_trained in (
+        ("any stored", "No group is stored now.", True),
+        ("leased", "No group is leased now.", False),
+    ):
+        page.get_by_label("State").select_option(state)
+        page.get_by_role("button", name="Show").click()
+        expect(said).to_contain_text(words)
+        assert (keep in said.inner_text()) == of_trained
     page.locator("#rollouts select[data-focus=order]").select_option("ids")
     page.get_by_label("Ids, with commas").fill("999, 1, 998")
     page.get_by_role("button", name="Show").click()
-    expect(said).to_have_text("Not stored: 999, 998.")
+    expect(said).to_have_text(re.compile(f"^Not stored: 999, 998.{keep}"))
     expect(page.locator("#rollouts .rollout")).to_have_count(1)
 
 

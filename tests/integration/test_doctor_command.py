@@ -124,7 +124,7 @@ def test_doctor_of_one_task_says_so_and_speaks_of_no_weights(
 def test_a_damaged_task_is_a_finding(owner: Client, namespace: str, doctor: Doctor) -> None:
     with ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put(numbered(1))
-        owner.execute("SET", f"{stream._task.store.keys.prefix}archive", "x")
+        owner.execute("SET", f"{stream._task.store.keys.prefix}parts", "x")
         for words in ([], ["math"]):
             status, report = doctor(*words)
             assert status == 1

@@ -37,7 +37,6 @@ from redrb.stream.task.calls import (
     Rescore,
     Settle,
     Settled,
-    Trim,
 )
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.store import TaskStore
@@ -146,7 +145,6 @@ def test_scripts_of_a_task(user):
     rules = StalenessRules(3, None)
     assert check(Expire("default", 32, "keep", 12, rules, [Status.COMPLETED])).indexed
     assert not check(Fill()).more
-    assert not check(Trim()).more
     given = {"format": "3", "order": "priority"}
     assert check(Open("r", "who", given=given)).outcome == "ok"
     assert not check(DropGroup("critic")).more

@@ -91,17 +91,8 @@ def evicted_behind_leased(bench: Bench, count: int) -> None:
     held.ack()
 
 
-def evicted_behind_history(bench: Bench, count: int) -> None:
-    """The same behind history, which takes no room."""
-    stream = bench.filled(count, keep_groups=1000)
-    stream.take(count, timeout=0).ack()
-    stream.configure(limit=2)
-    _evict_one(bench)
-    assert stream.stats().archived == count
-
-
 def evicted_behind_gap(bench: Bench, count: int) -> None:
-    """The same behind a leased group and a gap of groups that are gone."""
+    """The same behind one leased group and a gap of groups that are gone."""
     stream = bench.filled(count + 1)
     held = stream.take(1, timeout=0)
     stream.take(count, timeout=0).ack()
@@ -117,40 +108,6 @@ def _evict_one(bench: Bench) -> None:
     put(stream, 1, first=1002, timeout=5)
     assert stream.stats().ledger.evicted == 1
     assert numbers(stream.take(2, timeout=0)) == [1001, 1002]
-
-
-def history_trimmed_by_puts(bench: Bench, count: int) -> None:
-    """Puts delete the history beyond a smaller number, a page each."""
-    stream = bench.filled(count + 1, keep_groups=1000)
-    stream.take(count + 1, timeout=0).ack()
-    stream.configure(keep_groups=1)
-    until(lambda: put(stream, 1) and stream.stats().archived == 1)
-
-
-def history_trimmed_by_reads(bench: Bench, count: int) -> None:
-    """A read deletes all of it first."""
-    stream = bench.filled(count + 1, keep_groups=1000)
-    stream.take(count + 1, timeout=0).ack()
-    stream.configure(keep_groups=1)
-    assert [group is None for group in stream.read(range(1, count + 2))] == [True] * count + [False]
-    assert bench.size("archive") == 1
-
-
-def history_forgotten(bench: Bench, count: int) -> None:
-    """A task that keeps no history any more deletes what it has."""
-    stream = bench.filled(count, keep_groups=1000)
-    stream.take(count, timeout=0).ack()
-    stream.configure(keep_groups=None)
-    assert (stream.stats().stored, bench.size("archive"), bench.size("facts")) == (0, 0, 0)
-
-
-def history_freed(bench: Bench, count: int) -> None:
-    """A put that needs the bytes of all history gets them."""
-    stream = bench.filled(count, keep_groups=1000, max_bytes=10**6)
-    stream.take(count, timeout=0).ack()
-    stream.configure(max_bytes=stream.stats().bytes_put)
-    until(lambda: put(stream, 1) and stream.stats().ledger.waiting == count)
-    assert bench.size("archive") == 0
 
 
 def sorted_again(bench: Bench, count: int) -> None:
@@ -208,8 +165,8 @@ def joined_late(bench: Bench, count: int) -> None:
 
 
 def counted_unjoined(bench: Bench, count: int) -> None:
-    """The groups that a consumer group would find are counted once each, without history."""
-    stream = bench.open(tags=["text"], keep_groups=1000)
+    """The groups that a consumer group would find are counted once each."""
+    stream = bench.open(tags=["text"])
     stream.join_group()
     put(stream, 2 * count, tags={"text": LONG})
     stream.take(count, timeout=0).ack()

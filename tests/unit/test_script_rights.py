@@ -11,7 +11,7 @@ from redrb.lua.scripts import load, scripts_in
 
 FOLDERS = tuple("admission put assembly take ranks task saving weights table".split())
 READING = (
-    *("saving/records", "saving/restore_look", "saving/snapshot", "task/archived", "task/count"),
+    *("saving/records", "saving/restore_look", "saving/snapshot", "task/count"),
     *("task/floor", "task/observe", "task/stats", "task/versions"),
     *("table/look", "table/produced", "table/stats", "table/tags"),
 )

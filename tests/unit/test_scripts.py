@@ -119,7 +119,6 @@ def test_a_file_includes_what_it_uses_and_nothing_else():
 
 READING = (
     "browse/groups",
-    "task/archived",
     "doctor/examine",
     "task/floor",
     "task/observe",

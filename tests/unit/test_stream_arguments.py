@@ -214,7 +214,6 @@ def test_other_calls_check_their_arguments(stream):
         "current_version": lambda: stream.staleness("3"),
         "groups": lambda: stream.discard_expired(1.5),
         "count": lambda: stream.dead_letters(-1),
-        "since": lambda: stream.history(since=5),
         "give a reason": lambda: lease.reject([1]),
         "give seconds": lambda: stream.take(1, timeout=-1),
         "the lease before": lambda: stream.take(1, ack=3, timeout=0),

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Browse` of redrb/watch/groups/calls.py
 -- Returns its reply, and behind it the facts of each group, '' where there are none
---@include task facts tags pools pending plan where capacity put_record
+--@include task facts tags pools pending plan where put_record
 
 local ask = cmsgpack.unpack(ARGV[1])
 local group, source, at = ask.group, ask.source, ask.place
@@ -19,10 +19,8 @@ if source == 'stalest' then
     return cmsgpack.pack({indexed = false})
   end
   pool = versions_of(group)
-elseif source == 'history' then
-  pool = key('archive')
 end
-if source == 'newest' or source == 'given' or source == 'leased' or source == 'history' then
+if source == 'newest' or source == 'given' or source == 'leased' then
   by_facts = false
 end
 local page = PAGE.browsed
@@ -34,9 +32,6 @@ end
 local function newest_members()
   local from = at == '' and number(puts, 'last') or tonumber(at)
   local first, members, total = math.max(from - page + 1, 1), {}, redis.call('XLEN', stream)
-  if by_facts then
-    total = stored_groups()
-  end
   for seq = from, first, -1 do -- bound: PAGE.browsed
     members[#members + 1] = member_of(seq)
   end
@@ -69,8 +64,7 @@ end
 
 local function sorted_members()
   local from, total = tonumber(at) or 0, redis.call('ZCARD', pool)
-  local command = source == 'history' and 'ZREVRANGE' or 'ZRANGE'
-  local members = redis.call(command, pool, from, from + page - 1)
+  local members = redis.call('ZRANGE', pool, from, from + page - 1)
   return members, from + page < total and string.format('%d', from + page) or '', total
 end
 
@@ -97,10 +91,7 @@ local function state_of(member, facts)
   local seq = tonumber(member)
   local id = id_of(seq)
   if facts then
-    local ended = redis.call('ZSCORE', key('archive'), member)
-    if ended then
-      return {state = 'history', ended_ms = ended}
-    elseif not joined then
+    if not joined then
       return {state = 'waiting', status = facts.status}
     end
     local status = redis.call('HGET', key('moved', group), member) or facts.status
@@ -134,12 +125,10 @@ for i, member in ipairs(members) do
   looked = looked + (packed[i] and 1 or 0)
   if source == 'given' or facts and matches(facts) or packed[i] and not whole then
     local state = (whole or not packed[i]) and state_of(member, facts) or {state = 'damaged'}
-    if not (by_facts and state.state == 'history') then
-      state.seq = tonumber(member)
-      state.reads = counter(redis.call('HGET', key('reads', group), member) or '0')
-      state.failed = counter(redis.call('HGET', key('deliveries', group), member) or '0')
-      found[#found + 1], records[#records + 1] = state, packed[i] or ''
-    end
+    state.seq = tonumber(member)
+    state.reads = counter(redis.call('HGET', key('reads', group), member) or '0')
+    state.failed = counter(redis.call('HGET', key('deliveries', group), member) or '0')
+    found[#found + 1], records[#records + 1] = state, packed[i] or ''
   end
 end
 local reply = {place = next_place, looked = looked, total = total, incarnation = rule.incarnation,

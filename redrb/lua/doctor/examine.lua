@@ -47,7 +47,6 @@ local function report_task(all)
     groups = #all,
     entries = redis.call('XLEN', stream),
     facts = redis.call('HLEN', key('facts')),
-    archived = redis.call('ZCARD', key('archive')),
     letters = redis.call('XLEN', key('dead')),
     lost_settings = left > 0,
     lost_puts = fault and true or false,

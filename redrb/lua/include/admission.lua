@@ -12,7 +12,7 @@
 -- Of the held rights, rights sorts the numbers; right holds "<version or -> <mark> <granted ms> <waiter>"
 -- by number; holders has "<waiter>/<number>", all with the score 0; holds the time by which each is taken
 -- back. A waiter is "<maker>/<request>". makers holds the deadline of each maker's heartbeat.
---@include task clock facts capacity waiters queries
+--@include task clock facts waiters queries
 
 local STALL_MS = 10000 -- so long nothing goes on before groups are begun beyond the bound
 local ROUNDING = 2 -- groups by which a share of batches, such as 22.4, may be late or early
@@ -25,8 +25,8 @@ end
 -- The numbers by which rights are given; `left` may be negative. Writes nothing.
 local function state_of_rights()
   local rule, known = rules(), numbers(key('admission'), 'trained', 'mark', 'granted')
-  local state = {trained = known[1], mark = known[1], granted = known[3], stored = stored_groups(),
-    held = redis.call('ZCARD', key('rights')), most = most_rights()}
+  local state = {trained = known[1], mark = known[1], granted = known[3], most = most_rights(),
+    stored = redis.call('XLEN', stream), held = redis.call('ZCARD', key('rights'))}
   if rule.version then -- else no group is stale, and none that was trained counts
     local behind = known[1] - rule.max_staleness * rule.groups_per_version
     state.mark = rule.max_staleness > 0 and math.max(known[2], behind) or known[2]

@@ -5,10 +5,10 @@
 local function make_known(producer, count, now)
   local rule = rules()
   if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
-    --@include capacity eviction
+    --@include eviction
     -- the cost of a group grows with the consumer groups
     local page = math.max(1, math.floor(PAGE.evicted_beside / (2 + #groups())))
-    evict(stored_groups() - rule.capacity, 0, false, page + count)
+    evict(redis.call('XLEN', stream) - rule.capacity, 0, page + count)
   end
   local queues = {key('queue', '#room')}
   for pool in pairs(entered) do
@@ -20,7 +20,7 @@ local function make_known(producer, count, now)
   --@include clock wake_check
   now = now or now_ms()
   if rule.rate or not wakes_nobody(now) then
-    --@include waking waiters capacity
+    --@include waking waiters
     dequeue('#room', producer)
     wake_room(now)
     if rule.rate then -- it may now allow takes of all statuses

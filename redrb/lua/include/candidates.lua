@@ -9,10 +9,9 @@ local function stored_after(seq, last)
   return entry and seq_of(entry[1]) or last + 1
 end
 
--- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
--- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
--- since, by arrival. After a page of looks, or of leased groups, the rest is left to the next call: `unseen`
--- is set.
+-- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted or leased, and are not
+-- looked at again; the sorted set behind holds those that were requeued since, by arrival. After a page of
+-- looks, or of leased groups, the rest is left to the next call: `unseen` is set.
 local unseen = false
 local function oldest_candidates(last)
   local found, at, looks, leased, window = {}, 0, 0, 0, 4
@@ -29,11 +28,10 @@ local function oldest_candidates(last)
       members[#members + 1] = member_of(seq)
     end
     local facts = redis.call('HMGET', key('facts'), unpack(members))
-    local kept = redis.call('ZMSCORE', key('archive'), unpack(members))
     local stored = false
     for i = 1, #members do
       stored = stored or facts[i]
-      if facts[i] and not kept[i] then
+      if facts[i] then
         found[#found + 1] = first + i - 1
       end
     end

@@ -7,10 +7,6 @@
 -- so far behind the others when it joined.
 --@include task
 
-local function stored_groups()
-  return redis.call('XLEN', stream) - redis.call('ZCARD', key('archive'))
-end
-
 -- The four numbers of the rate, and how much one unread read counts.
 local function rate_of()
   local stored = redis.call('HMGET', task, 'rate', 'max_reads', 'default_max_reads')
@@ -50,7 +46,7 @@ local function reads_left(group)
   if not spi then
     return math.huge
   end
-  if stored_groups() < size then
+  if redis.call('XLEN', stream) < size then
     return 0
   end
   local reads = reads_of(group, share)
@@ -68,13 +64,13 @@ end
 
 -- How many groups the limits and the rate let in now.
 local function room_left()
-  local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes')
-  if known[2] > 0 and known[3] - known[4] >= known[2] then -- history gives way to a put
+  local known = numbers(task, 'limit', 'max_bytes', 'bytes')
+  if known[2] > 0 and known[3] >= known[2] then
     return 0
   end
   local left = inserts_left(number(puts, 'put'))
   if known[1] == 0 then
     return left
   end
-  return math.min(left, known[1] - stored_groups())
+  return math.min(left, known[1] - redis.call('XLEN', stream))
 end

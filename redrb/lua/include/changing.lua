@@ -48,7 +48,7 @@ end
 local function follow(old, new)
   local used = number(puts, 'put') > 0
   if new.max_bytes ~= nil and tonumber(new.max_bytes or '0') > 0 and tonumber(old.max_bytes or '0') == 0 then
-    redis.call('HSET', task, 'sized_after', number(puts, 'last'), 'bytes', '0', 'kept_bytes', '0')
+    redis.call('HSET', task, 'sized_after', number(puts, 'last'), 'bytes', '0')
   end
   for setting, index in pairs({max_staleness = 'versions', max_token_staleness = 'newest'}) do
     if new[setting] == false then
@@ -64,11 +64,6 @@ local function follow(old, new)
     or new.max_token_staleness and not old.max_token_staleness
   if added and used then
     redis.call('HSET', task, 'filling', '0')
-  end
-  if redis.call('HEXISTS', task, 'keep_ms') + redis.call('HEXISTS', task, 'keep_groups') > 0 then
-    redis.call('HDEL', task, 'forgetting')
-  elseif new.keep_ms == false or new.keep_groups == false then
-    redis.call('HSET', task, 'forgetting', '1')
   end
   if new.max_dead ~= nil then
     --@include dead_letters

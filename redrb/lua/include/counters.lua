@@ -42,10 +42,8 @@ local function report_task(report)
   if rules().groups_per_version and rules().max_staleness then
     report_rights(report)
   end
-  local archived = redis.call('ZCARD', key('archive'))
-  local stored = redis.call('XLEN', stream) - archived
+  local stored = redis.call('XLEN', stream)
   report('stored', stored)
-  report('archived', archived)
   local names = {'limit', 'max_bytes', 'capacity', 'version', 'dead_dropped'}
   for i, counter in ipairs(numbers(task, unpack(names))) do
     report(names[i], counter)

@@ -1,19 +1,19 @@
 -- Deletes waiting groups to make room, many at a time; leased groups never go.
---@include task put_record facts pools history groups pending candidates
+--@include task put_record facts pools deletion groups pending candidates
 
--- What becomes of candidates if they go: fates[i] is 'history'; 'stored', for a group that waits and that
--- nobody leases; else it stays. waits[group][i] is the pool in which it waits for a consumer group.
-local function fates_of_candidates(all, seqs, members, facts)
-  local fates, waits = {}, {}
-  for i, kept in ipairs(replies_of('ZMSCORE', key('archive'), members)) do
-    fates[i] = kept and 'history' or #all == 0 and 'stored'
+-- Which candidates may go: `free` has true for a group that waits and that nobody leases. waits[group][i] is
+-- the pool in which it waits for a consumer group.
+local function free_candidates(all, seqs, members, facts)
+  local free, waits = {}, {}
+  for i = 1, #seqs do
+    free[i] = #all == 0 or nil
   end
   for _, group in ipairs(all) do
     local pools, others = pools_among(group, members, facts), {}
     for i, seq in ipairs(seqs) do
-      if fates[i] ~= 'history' and fates[i] ~= 'leased' then
+      if free[i] ~= false then
         if pools[i] then
-          fates[i] = 'stored'
+          free[i] = true
         else
           others[#others + 1] = seq
         end
@@ -21,11 +21,13 @@ local function fates_of_candidates(all, seqs, members, facts)
     end
     local leased = leased_among(group, others)
     for i, seq in ipairs(seqs) do
-      fates[i] = leased[seq] and 'leased' or fates[i]
+      if leased[seq] then
+        free[i] = false
+      end
     end
     waits[group] = pools
   end
-  return fates, waits
+  return free, waits
 end
 
 -- Take the groups with the numbers `chosen` out of the pools in which they wait for a consumer group.
@@ -58,28 +60,21 @@ local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
 end
 
 -- Evict candidates, the first ones first, as far as they are needed: `need` holds the `groups` and `bytes`
--- that are to go; `history`, whether deleted history counts as groups; `since`, after which bytes count;
--- `evicted` and `stored`, the entries and groups that went; `counts`, by consumer group. Returns how many
--- candidates it looked at, and how many of those stay.
+-- that are to go; `since`, after which bytes count; `evicted`, the groups that went; `counts`, by consumer
+-- group. Returns how many candidates it looked at, and how many of those stay.
 local function evict_candidates(all, seqs, need)
-  local members, used, stuck, chosen, gone, dropped = {}, 0, 0, {}, {}, {}
+  local members, used, chosen, gone = {}, 0, {}, {}
   for i, seq in ipairs(seqs) do
     members[i] = member_of(seq)
   end
   local facts = facts_of_all(members)
-  local fates, waits = fates_of_candidates(all, seqs, members, facts)
+  local free, waits = free_candidates(all, seqs, members, facts)
   while used < #seqs and (need.groups > 0 or need.bytes > 0) do -- bound: seqs
     used = used + 1
-    local fate, seq = fates[used], seqs[used]
-    if fate == 'stored' then
+    if free[used] then
+      local seq = seqs[used]
       chosen[#chosen + 1], gone[#gone + 1] = used, seq
-    elseif fate == 'history' and (need.history or need.bytes > 0) then
-      dropped[#dropped + 1] = members[used]
-    else
-      fate, stuck = nil, stuck + 1
-    end
-    if fate then
-      need.groups = need.groups - ((fate == 'stored' or need.history) and 1 or 0)
+      need.groups = need.groups - 1
       need.bytes = need.bytes - (facts[used] and seq > need.since and facts[used].size or 0)
     end
   end
@@ -88,9 +83,8 @@ local function evict_candidates(all, seqs, need)
       + withdraw_chosen(group, waits[group], chosen, seqs, members, facts)
   end
   delete(gone)
-  drop_history(dropped)
-  need.evicted, need.stored = need.evicted + used - stuck, need.stored + #gone
-  return used, stuck
+  need.evicted = need.evicted + #gone
+  return used, used - #gone
 end
 
 -- How many candidates to look at: as many as the bytes that are to go are of groups of mean size.
@@ -103,17 +97,13 @@ local function wanted(need, most)
   return math.min(count, most - need.evicted)
 end
 
--- Evict until `excess` groups and `excess_bytes` bytes are gone, `most` entries are, or no more group can be
--- evicted. `history`: deleted history counts as groups, too. Returns the number of entries evicted, and
--- whether `most` were too few.
-local function evict(excess, excess_bytes, history, most)
+-- Evict until `excess` groups and `excess_bytes` bytes are gone, `most` groups are, or no more group can be
+-- evicted. Returns the number of groups evicted, and whether `most` were too few.
+local function evict(excess, excess_bytes, most)
   local all, last, eviction = groups(), last_counted(), redis.call('HGET', task, 'eviction')
-  local need = {groups = excess, bytes = excess_bytes, history = history, evicted = 0, stored = 0,
+  local need = {groups = excess, bytes = excess_bytes, evicted = 0,
     since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}
-  if history or excess_bytes > 0 then
-    sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
-  end
   if eviction == 'stalest' and all[1] then
     sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
   elseif eviction == 'last' and all[1] then
@@ -131,7 +121,7 @@ local function evict(excess, excess_bytes, history, most)
       at = at + 1
     end
   end
-  add(task, 'evicted', need.stored)
+  add(task, 'evicted', need.evicted)
   for group, count in pairs(need.counts) do
     add(key('group', group), 'evicted', count)
   end

@@ -7,8 +7,6 @@
 --                    arrival; '-arrival': its negative
 --   priority         as given, if any
 --   version, newest  oldest policy version, and version of the newest token, if known
---   reads            how often the group was read, if ever
---   acked            time of the last acknowledgement in ms, if the group was read
 --   tags             value of each declared tag that the group has, by name
 --   current          the newest policy version when the group was put, if the task knew one
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
@@ -85,10 +83,4 @@ local function score_of(facts, member)
     return -tonumber(member)
   end
   return facts.score or tonumber(member)
-end
-
--- Note in the facts that the group was read once more, and when that was acknowledged.
-local function count_read(member, facts, now)
-  facts.reads, facts.acked = (facts.reads or 0) + 1, now
-  store_facts(member, facts)
 end

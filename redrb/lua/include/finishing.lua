@@ -6,13 +6,12 @@
 -- entries ended.
 local function end_held(group, slot, seqs, outcome, samples, whole)
   local state, acked, rule = key('group', group), outcome == 'ack', rules()
-  local simple = whole and rule.max_reads == 1 and not rule.keeps
-  local over = simple and seqs or held_by(group, slot, seqs)
+  local over = whole and rule.max_reads == 1 and seqs or held_by(group, slot, seqs)
   local again = #over
-  if acked and (rule.max_reads ~= 1 or rule.keeps) then
+  if acked and rule.max_reads ~= 1 then
     --@include rereads
     over = read_again(group, over)
-  elseif not acked and (rule.max_reads > 1 or rule.keeps) then
+  elseif not acked and rule.max_reads > 1 then
     left_unread(group, over, true)
   end
   again = again - #over

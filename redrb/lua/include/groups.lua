@@ -1,8 +1,8 @@
 -- Says where an entry stands in each consumer group, and lets it go when all are done with it.
 --
 -- In a consumer group an entry is waiting (in one of its pools), leased (in the pending list) or done.
--- When it is done in all groups it is deleted or becomes history.
---@include task facts pools pending history
+-- When it is done in all groups it is deleted.
+--@include task facts pools pending deletion
 
 -- The pool in which an entry waits, or nil.
 local function waits_in(group, seq)
@@ -50,7 +50,7 @@ local function left_unread(group, seqs, leased)
   return left
 end
 
--- Allow evictions by arrival to evict entries that they have gone past, as they were leased or history.
+-- Allow evictions by arrival to evict entries that they have gone past, as they were leased.
 local function let_evict(seqs)
   local floor, behind = #seqs > 0 and number(task, 'floor') or 0, {}
   for _, seq in ipairs(seqs) do
@@ -101,26 +101,6 @@ local function needed_by_none(group, seqs)
   return rest.seqs
 end
 
--- Delete entries that no consumer group needs. If the task keeps history, those that any group has
--- acknowledged become history instead. Returns the number of entries deleted.
-local function let_go(over)
-  if not rules().keeps then
-    return delete(over)
-  end
-  local members, read, times, gone = {}, {}, {}, {}
-  for i, seq in ipairs(over) do
-    members[i] = member_of(seq)
-  end
-  for i, facts in ipairs(facts_of_all(members)) do
-    if facts and facts.acked then
-      read[#read + 1], times[#times + 1] = over[i], facts.acked
-    else
-      gone[#gone + 1] = over[i]
-    end
-  end
-  return delete(gone) + retire(read, times)
-end
-
 -- Entries are done in a consumer group: delete the group's notes on them, and let the entries go that no
 -- other group needs. `acked`: this group has acknowledged them. Returns the number of entries deleted.
 local function forget(group, seqs, acked)
@@ -133,13 +113,9 @@ local function forget(group, seqs, acked)
       in_parts('HDEL', key(kind, group), members)
     end
   end
-  local over = needed_by_none(group, seqs)
-  if not (acked and rules().groups_per_version) then
-    return let_go(over)
+  local deleted = delete(needed_by_none(group, seqs))
+  if acked and rules().groups_per_version then
+    add(key('admission'), 'trained', deleted)
   end
-  --@include capacity
-  local stored = stored_groups()
-  local deleted = let_go(over)
-  add(key('admission'), 'trained', stored - stored_groups())
   return deleted
 end

@@ -35,7 +35,7 @@ end
 
 -- Count the entries of a lease that another client had deleted as evicted.
 local function forget_lost(lease)
-  --@include history pending
+  --@include deletion pending
   for _, member in ipairs(lease.members) do
     if not is_leased(lease.group, member) then
       delete({tonumber(member)})

@@ -1,5 +1,5 @@
 -- Lets a consumer group join a task.
---@include task facts pools history capacity groups ledger
+--@include task facts pools capacity ledger
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
@@ -19,27 +19,19 @@ end
 
 -- Add the next page of the task's groups to the pools of a consumer group that joins. The hash
 -- joining:<group> holds `at`, the place in the facts; `last`, the last id before it joined; `put`, the
--- groups put until then; `found`, the groups added; `start`. Returns whether this was the last page.
+-- groups put until then; `found`, the groups added. Returns whether this was the last page.
 local function join_page(group)
-  local at, last, put, found, start = unpack(redis.call('HMGET', key('joining', group), 'at', 'last',
-    'put', 'found', 'start'))
+  local joining = redis.call('HMGET', key('joining', group), 'at', 'last', 'put', 'found')
+  local at, last, put, found = unpack(joining)
   if not at then
     return true
   end
   local page, pools, added = redis.call('HSCAN', key('facts'), at, 'COUNT', PAGE.joined), {}, 0
-  local history = redis.call('EXISTS', key('archive')) == 1
-  start = tonumber(start or '')
   for i = 1, #page[2], 2 do
     local member, facts = page[2][i], unpack_facts(page[2][i + 1])
-    local seq, pool = tonumber(member), pool_of(group, facts.status)
-    local kept = history and redis.call('ZSCORE', key('archive'), member)
-    if seq <= tonumber(last) and (start and seq >= start or not start and not kept)
+    local pool = pool_of(group, facts.status)
+    if tonumber(member) <= tonumber(last)
       and not redis.call('ZSCORE', key('ready', pool), member) then -- a page may come again
-      if kept then
-        redis.call('ZREM', key('archive'), member)
-        count_history({seq}, -1)
-        let_evict({seq})
-      end
       pools[pool] = pools[pool] or {{}, {}}
       table.insert(pools[pool][1], member)
       table.insert(pools[pool][2], facts)
@@ -61,10 +53,10 @@ local function join_page(group)
   return true
 end
 
--- Make sure that a consumer group exists. A new one sees all stored groups, or with `start` the entries
--- from that seq on, history included. They are added a page at a time: returns false if there are more
--- pages, and the script must do nothing else.
-local function join(group, start)
+-- Make sure that a consumer group exists. A new one sees all stored groups, or only later ones if it is to
+-- begin with the `newest`. They are added a page at a time: returns false if there are more pages, and the
+-- script must do nothing else.
+local function join(group, newest)
   if redis.call('SISMEMBER', key('groups'), group) == 1 then
     return join_page(group)
   end
@@ -82,15 +74,12 @@ local function join(group, start)
   redis.call('XGROUP', 'CREATE', stream, group, '0')
   begin_ledger(group)
   local put = redis.call('HGET', puts, 'put') or '0'
-  if start and start > last then
+  if newest then
     add(state, 'unread', rules().max_reads * tonumber(put))
     give_lead(group)
     return true
   end
   redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%d', last), 'put', put,
     'found', '0')
-  if start then
-    redis.call('HSET', key('joining', group), 'start', string.format('%d', start))
-  end
   return join_page(group)
 end

@@ -66,8 +66,7 @@ end
 
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
-  local names = {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
-    key('buried'),
+  local names = {stream, task, puts, key('groups'), key('facts'), key('behind'), key('buried'),
     key('dead'), key('refreshed'), key('changes'), key('admission'), key('rights'), key('right'),
     key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
     key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),

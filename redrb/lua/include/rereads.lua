@@ -1,28 +1,26 @@
--- Acknowledges entries of tasks that read them several times or keep them as history.
+-- Acknowledges entries of tasks that read them several times.
 --@include task facts pending leases
 
 -- Requeue leased entries that may be read again, and let go of those that another client deleted. Returns
 -- the other entries.
 local function read_again(group, seqs)
-  local rule, now, over, again, members = rules(), server_ms(), {}, {}, {}
-  for _, seq in ipairs(seqs) do
-    local member = member_of(seq)
-    local facts, reads = facts_of(member), 0
-    if facts then
-      count_read(member, facts, now)
-      reads = redis.call('HINCRBY', key('reads', group), member, 1)
-    end
-    if not facts then
-      again[#again + 1] = seq
-    elseif rule.max_reads == 0 or reads < rule.max_reads then
-      again[#again + 1], members[#members + 1] = seq, member
+  local most, members, over, again, read = rules().max_reads, {}, {}, {}, {}
+  for i, seq in ipairs(seqs) do
+    members[i] = member_of(seq)
+  end
+  for i, stored in ipairs(replies_of('HMGET', key('facts'), members)) do
+    local reads = stored and redis.call('HINCRBY', key('reads', group), members[i], 1)
+    if not reads then
+      again[#again + 1] = seqs[i]
+    elseif most == 0 or reads < most then
+      again[#again + 1], read[#read + 1] = seqs[i], members[i]
     else
-      over[#over + 1] = seq
+      over[#over + 1] = seqs[i]
     end
   end
   acknowledge(group, again)
-  in_parts('HDEL', key('deliveries', group), members)
+  in_parts('HDEL', key('deliveries', group), read)
   requeue(group, again)
-  add(key('group', group), 'reads', #members)
+  add(key('group', group), 'reads', #read)
   return over
 end

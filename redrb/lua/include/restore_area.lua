@@ -54,7 +54,7 @@ end
 
 -- Names, below the prefix, of all keys that a restored task may have.
 local function names_of_keys()
-  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'buried', 'sources',
+  local names = {'stream', 'task', 'puts', 'facts', 'groups', 'dead', 'buried', 'sources',
     'refreshed'}
   local tags = rules().names
   for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from

@@ -1,5 +1,5 @@
 -- Says whether the limits of a task let a put in.
---@include task clock facts history capacity waiters
+--@include task clock facts capacity waiters
 
 -- Room for a producer's put of so many groups and bytes, after `put` groups. Returns the reply of the put
 -- if there is none, or nil; the groups that may follow, -1 without a limit; and the time if it was read.
@@ -16,7 +16,7 @@ local function find_room(producer, put, count, bytes)
   end
   local left = -1
   if rule.limit > 0 then
-    left = rule.limit - stored_groups()
+    left = rule.limit - redis.call('XLEN', stream)
     if left < reserved_before('#room', producer, now, left, count) then
       return {outcome = 'full', setting = 'limit'}
     end
@@ -28,14 +28,8 @@ local function find_room(producer, put, count, bytes)
     end
     left = left < 0 and allowed or math.min(left, allowed)
   end
-  if rule.max_bytes > 0 then
-    local stored = numbers(task, 'bytes', 'kept_bytes')
-    if stored[1] - stored[2] + bytes > rule.max_bytes then
-      return {outcome = 'full', setting = 'max_bytes'}
-    end
-    if free_history(bytes) then
-      return {outcome = 'more'}
-    end
+  if rule.max_bytes > 0 and number(task, 'bytes') + bytes > rule.max_bytes then
+    return {outcome = 'full', setting = 'max_bytes'}
   end
   return nil, left, now
 end

@@ -3,14 +3,12 @@
 -- Work that a change of settings leaves is noted in the task, and done a page at a time (task/fill.lua):
 --   filling     a place in the facts, from which on indexes of versions are filled
 --   unsorted    "<first> <last>": groups of a random order with these ids may have their former place
---   forgetting  the task keeps no history any more, and deletes what it has
 --   shedding    there are more dead letters than a smaller max_dead allows
--- If groups and history have more bytes than a smaller max_bytes allows, history is deleted there, too.
 --@include task
 
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
-  'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
-  'keep_groups', 'partitions', 'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
+  'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'partitions',
+  'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -19,8 +17,7 @@ local function pack_rules()
     stored[name] = redis.call('HGET', task, name)
   end
   local tags = stored.tags
-  local forgetting, sorted = unpack(redis.call('HMGET', task, 'forgetting', 'unsorted'))
-  local first, last = string.match(sorted or '', '^(%d+) (%d+)$')
+  local first, last = string.match(redis.call('HGET', task, 'unsorted') or '', '^(%d+) (%d+)$')
   redis.call('HSET', task, 'rules', cmsgpack.pack({
     revision = stored.revision,
     incarnation = stored.incarnation,
@@ -31,9 +28,6 @@ local function pack_rules()
     keep = stored.on_expired == 'keep',
     max_reads = tonumber(stored.max_reads or redis.call('HGET', task, 'default_max_reads') or '1'),
     names = tags and tags ~= '' and cjson.decode(tags) or {},
-    keep_ms = tonumber(stored.keep_ms or ''),
-    keep_groups = tonumber(stored.keep_groups or '') or forgetting and 0 or nil,
-    keeps = (stored.keep_ms or stored.keep_groups or forgetting) ~= false,
     partitions = stored.partitions ~= false,
     limit = tonumber(stored.limit or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
@@ -55,9 +49,7 @@ local function all_settings(held)
   for name in string.gmatch(redis.call('HGET', task, 'configured') or '', '%S+') do
     configured[#configured + 1] = name
   end
-  local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting', 'shedding')
-  local known = numbers(task, 'max_bytes', 'bytes', 'kept_bytes')
-  local overfull = known[1] > 0 and known[2] > known[1] and known[3] > 0
+  local work = redis.call('HMGET', task, 'filling', 'unsorted', 'shedding')
   return cmsgpack.pack({
     outcome = 'ok',
     settings = settings,
@@ -67,7 +59,7 @@ local function all_settings(held)
     configured = configured,
     held = held or {},
     removed = redis.call('GET', key('removed')) or '',
-    unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and true or false,
+    unfinished = (work[1] or work[2] or work[3]) and true or false,
   })
 end
 

@@ -26,7 +26,7 @@ local function entries_beyond(last, to)
   return seqs, true
 end
 
--- How many of the entries are groups: they have facts, wait, are leased, or are history.
+-- How many of the entries are groups: they have facts, wait, or are leased.
 local function groups_among(seqs)
   local members, known, count = {}, {}, 0
   local function note(replies)
@@ -39,7 +39,6 @@ local function groups_among(seqs)
   end
   if #seqs > 0 then
     note(replies_of('HMGET', key('facts'), members))
-    note(replies_of('ZMSCORE', key('archive'), members))
     for group in pairs(by_name(redis.call('XINFO', 'GROUPS', stream))) do -- bound: consumer groups
       for _, status in ipairs(STATUSES) do
         note(replies_of('ZMSCORE', key('ready', pool_of(group, status)), members))

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Evict` of redrb/stream/put/calls.py
 -- Returns its reply
---@include task put_record clock capacity candidates eviction epochs puts waiters permissions
+--@include task put_record clock candidates eviction epochs puts waiters permissions
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.
@@ -32,24 +32,24 @@ if not exists() or done or (not earlier and may_be_forgotten(ask.epoch, epoch)) 
 end
 remove_orphans(last_counted(), '+') -- no group gives way to them
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
-local excess, excess_bytes, history, free, own = least, 0, true, 0, 0
+local excess, excess_bytes, free, own = least, 0, 0, 0
 local queued = limit > 0 and redis.call('EXISTS', key('queue', '#room')) == 1
 if limit > 0 then
-  free = limit - stored_groups()
+  free = limit - redis.call('XLEN', stream)
   local missing = count - free
   if queued then
     own = own_places(producer, free, now)
     missing = math.max(missing, count - own)
   end
-  excess, history = math.max(excess, missing), missing <= 0
+  excess = math.max(excess, missing)
 end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + ask.nbytes - max_bytes
 end
 local most = math.max(least, ask.most, count)
-local evicted, short = evict(excess, excess_bytes, history, most)
+local evicted, short = evict(excess, excess_bytes, most)
 if queued and evicted > 0 then
-  own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)
+  own = own + math.max(limit - redis.call('XLEN', stream), 0) - math.max(free, 0)
   if own > 0 then
     keep_room(producer, math.min(own, count), KEPT_MS, now)
   end

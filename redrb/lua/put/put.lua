@@ -47,10 +47,6 @@ if refused then
   undo(before, count)
   return cmsgpack.pack(refused)
 end
-if rule.keeps then
-  --@include history
-  trim_history(PAGE.history_beside)
-end
 
 -- Groups by the status in which they will wait; groups that are too stale expire at once.
 local pools, discarded, stored, notes, stale, stale_version = {}, {}, {}, {}, 0, nil

@@ -18,7 +18,7 @@ remove_orphans(last_counted(), '+') -- they would take room for ever
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''
 if limit > 0 then
-  local left = limit - stored_groups()
+  local left = limit - redis.call('XLEN', stream)
   left = left - reserved_before('#room', producer, now, left)
   granted, setting = math.max(math.min(count, left), 0), 'limit'
 end
@@ -31,7 +31,7 @@ if inserts < granted then
 end
 -- an entry larger than max_bytes is granted room: the put refuses it
 if max_bytes > 0 and granted > 0 and ask.sizes[1] <= max_bytes then
-  local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history is deleted for a put
+  local free = max_bytes - number(task, 'bytes')
   for i = 1, granted do -- bound: entries of the put
     free = free - ask.sizes[i]
     if free < 0 then

@@ -7,7 +7,7 @@
 if not exists() then
   return {cmsgpack.pack({last = -1})}
 end
-local ask, notes, facts = cmsgpack.unpack(ARGV[1]), {}, {}
+local ask, all, facts = cmsgpack.unpack(ARGV[1]), {}, {}
 local joined = {}
 for at, group in ipairs(ask.groups) do
   joined[at] = redis.call('SISMEMBER', key('groups'), group) == 1
@@ -23,6 +23,6 @@ for i, seq in ipairs(ask.seqs) do
         tonumber(redis.call('HGET', key('reads', group), member) or '0')}
     end
   end
-  notes[i] = {archived = redis.call('ZSCORE', key('archive'), member) or '', needs = needs}
+  all[i] = needs
 end
-return {cmsgpack.pack({last = last_counted(), notes = notes}), unpack(facts)}
+return {cmsgpack.pack({last = last_counted(), needs = all}), unpack(facts)}

@@ -4,7 +4,7 @@
 -- ARGV    the call `AddToArea` of redrb/stream/saving/calls.py. Its value, by kind:
 --         task       {task = {field = value}, puts = {field = value},
 --                    groups = {name = {state = {}, staleness = {}}}}
---         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
+--         entries    a list of {seq, size, facts, needs}; needs is a list of
 --                    {consumer group, status it was moved to or '', rule it expired by or '',
 --                    failed deliveries, reads}
 --         dead       a list of {consumer group, seq, id, source} of the dead letters that the transaction
@@ -79,25 +79,20 @@ local function restore_need(member, facts, need)
 end
 
 local function restore_entries()
-  local sized, since, bytes, kept = number(task, 'max_bytes') > 0, number(task, 'sized_after'), 0, 0
+  local sized, since, bytes = number(task, 'max_bytes') > 0, number(task, 'sized_after'), 0
   for _, entry in ipairs(value) do
-    local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
+    local seq, size, facts = entry[1], entry[2], entry[3]
     local member = member_of(seq)
     facts.status = facts.status or 'completed'
     store_facts(member, facts)
-    if archived ~= '' then
-      redis.call('ZADD', key('archive'), archived, member)
-    end
     if sized and seq > since then
       bytes = bytes + size
-      kept = kept + (archived ~= '' and size or 0)
     end
-    for _, need in ipairs(entry[5]) do
+    for _, need in ipairs(entry[4]) do
       restore_need(member, facts, need)
     end
   end
   add(task, 'bytes', bytes)
-  add(task, 'kept_bytes', kept)
   for group, pools in pairs(waiting) do
     for pool, found in pairs(pools) do
       enter(group, pool, found[1], found[2])

@@ -49,7 +49,7 @@ if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == '
   end
 end
 
--- before: leases of the dead, a batch whose reply was lost, history, expiry
+-- before: leases of the dead, a batch whose reply was lost, expiry
 local taken_over, expired, more = 0, 0, false
 local deadline, dead = renew(group, consumer, lease_ms, now)
 if #dead > 0 then
@@ -60,10 +60,6 @@ if leased and not string.find(leased, ' ended', 1, true) then
   --@include leases
   local _, done = return_slot(group, slot, false, PAGE.taken_over)
   more = not done
-end
-if rule.keeps then
-  --@include history
-  trim_history(PAGE.history_beside)
 end
 if rule.unsorted then
   --@include sorting

@@ -1,7 +1,7 @@
 -- Count the groups that wait in one status, for one consumer group. Writes nothing.
 -- KEYS[1] stream
 -- ARGV    the call `Count` of redrb/stream/task/calls.py
--- Returns its reply. With the status archived the history counts, too.
+-- Returns its reply
 --@include task facts tags where plan
 
 local ask = cmsgpack.unpack(ARGV[1])
@@ -12,18 +12,12 @@ if not exists() then
   return cmsgpack.pack({found = 0})
 end
 local root = where ~= '' and cjson.decode(where)
-if root and joined then
-  return cmsgpack.pack({found = count_where(pool, rule.names, root)})
-end
-local kept = 0
-if status == 'archived' and not root and ask.place == '0' then
-  kept = redis.call('ZCARD', key('archive'))
-end
 if joined then
-  return cmsgpack.pack({found = redis.call('ZCARD', key('ready', pool)) + kept})
+  local found = root and count_where(pool, rule.names, root) or redis.call('ZCARD', key('ready', pool))
+  return cmsgpack.pack({found = found})
 end
 
-local page, members = redis.call('HSCAN', key('facts'), ask.place, 'COUNT', PAGE.counted), {}
+local page, found = redis.call('HSCAN', key('facts'), ask.place, 'COUNT', PAGE.counted), 0
 local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
   local facts = unpack_facts(page[2][i + 1])
@@ -31,14 +25,7 @@ for i = 1, #page[2], 2 do
     leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
   end
   if facts.status == status and (not query or satisfies(query.root, 1)) then
-    members[#members + 1] = page[2][i]
+    found = found + 1
   end
 end
-local found = #members
-for first = 1, #members, PAGE.arguments do
-  local last = math.min(first + PAGE.arguments - 1, #members)
-  for _, at in ipairs(redis.call('ZMSCORE', key('archive'), unpack(members, first, last))) do
-    found = found - (at and 1 or 0)
-  end
-end
-return cmsgpack.pack({found = found + kept, place = page[1]})
+return cmsgpack.pack({found = found, place = page[1]})

@@ -10,5 +10,5 @@ local ask = cmsgpack.unpack(ARGV[1])
 if not exists() then
   return cmsgpack.pack({joined = false})
 end
-local joined = join(ask.group, ask.start == '+' and math.huge or tonumber(ask.start))
+local joined = join(ask.group, ask.newest)
 return cmsgpack.pack({joined = joined, more = not joined})

@@ -5,7 +5,7 @@
 -- ARGV    the call `Requeue` of redrb/stream/task/calls.py
 -- Returns its reply; there is more if it has read its bytes of letters, or has removed entries of failed
 --         transactions. Repeated, it requeues none again.
---@include task put_record facts pools history groups dead_letters puts waking consumption permissions
+--@include task put_record facts pools groups dead_letters puts waking consumption permissions
 
 check_permissions(stream)
 begin_writing()
@@ -86,12 +86,9 @@ local function store_again(letter, seq)
   return member, facts
 end
 
--- Let the entry of a letter be needed again, which other consumer groups need, or which is history.
+-- Let the entry of a letter be needed again, which other consumer groups need.
 local function need_again(letter, seq, facts)
   local member = member_of(seq)
-  if redis.call('ZREM', key('archive'), member) == 1 then
-    count_history({seq}, -1)
-  end
   let_evict({seq})
   if letter.status ~= facts.status then
     redis.call('HSET', key('moved', group), member, letter.status)

@@ -7,7 +7,7 @@
 
 check_permissions(KEYS[1])
 begin_writing()
-local ask, now, over, samples, refused = cmsgpack.unpack(ARGV[1]), server_ms(), {}, 0, 0
+local ask, over, samples, refused = cmsgpack.unpack(ARGV[1]), {}, 0, 0
 local group = ask.group
 local state = key('group', group)
 
@@ -42,10 +42,6 @@ for _, trained in ipairs(ask.trained) do
     found = #pending > 0 and redis.call('XACK', stream, group, id_of(seq)) == 1
   end
   if found then
-    local facts = rules().keeps and facts_of(member_of(seq))
-    if facts then -- acknowledged entries are kept as history
-      count_read(member_of(seq), facts, now)
-    end
     over[#over + 1] = seq
     samples = samples + trained[2]
     redis.call('HDEL', key('deliveries', group), member_of(seq))

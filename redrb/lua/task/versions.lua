@@ -30,13 +30,12 @@ local function report_scores(kind, name, low)
 end
 
 -- Report a page of the groups that wait, by their facts: where no index has their versions, or the
--- consumer group has not joined and would find all groups but those of the history.
+-- consumer group has not joined and would find all groups.
 local function report_by_facts()
   local page = redis.call('HSCAN', key('facts'), at or '0', 'COUNT', PAGE.counted_versions)
   for i = 1, #page[2], 2 do
     local member, facts = page[2][i], unpack_facts(page[2][i + 1])
-    local pool = joined and key('ready', home_of(group, member, facts)) or key('archive')
-    local waits = (redis.call('ZSCORE', pool, member) ~= false) == joined
+    local waits = not joined or redis.call('ZSCORE', key('ready', home_of(group, member, facts)), member)
     if waits and facts.version then
       report('wo', facts.version, 1)
     end

@@ -48,11 +48,10 @@ class PutReply(msgspec.Struct, frozen=True):
             the limits even when nothing is stored; "gone": the task was deleted; "changed": the
             groups were prepared for other settings than the task's, or have another kind;
             "forgotten": the task has no record of the producer, and the put names an old epoch, so
-            a repetition would not be recognized; "more": history that gives way to the put, or
-            entries of failed puts, are being removed, and the put is to be sent again after `Trim`;
-            "known": a forwarded group is stored;
-            "past": it left its task; "ended": the parts of the group have become another group, or
-            none, or there are more of them now.
+            a repetition would not be recognized; "more": entries of failed puts are being
+            removed, and the put is to be sent again; "known": a forwarded group is stored; "past":
+            it left its task; "ended": the parts of the group have become another group, or none, or
+            there are more of them now.
         last: Id of the last group stored; with "ended", of the group that the parts have become,
             or 0.
         stored: Groups stored; an earlier attempt may have stored another number.
@@ -61,7 +60,7 @@ class PutReply(msgspec.Struct, frozen=True):
             server is at its memory limit.
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
-        backlog: Groups stored now, history included; -1 in a task without partitions.
+        backlog: Groups stored now; -1 in a task without partitions.
         origin: With "past", SHA-1 of the row of the origin, which may hold any bytes.
     """
 
@@ -167,7 +166,7 @@ class Evict(Call[Found], frozen=True):
     Attributes:
         producer, operation, epoch: Those of the put.
         groups, nbytes: Groups of the put, and their bytes.
-        least: Fewest groups to evict, for a server at its memory limit; then history goes first.
+        least: Fewest groups to evict, for a server at its memory limit.
         most: Most groups to evict, unless `groups` or `least` is more.
     """
 

@@ -19,7 +19,6 @@ from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
-from redrb.stream.task.calls import Trim
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 from redrb.unpacking import Reading
@@ -289,6 +288,9 @@ class Producer:
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
                 self._task.store.refused(self._task.store.keys.puts, reply.epoch)
+            elif reply.outcome == "more":
+                if here().pages_over:
+                    raise self._task.store.unfinished()
             else:
                 self._make_room(attempt, reply)
             attempt.chunk = pending.chunk()
@@ -296,16 +298,8 @@ class Producer:
     def _make_room(self, attempt: Attempt, reply: PutReply) -> None:
         """Make room, or wait for it."""
         try:
-            if reply.outcome == "more":
-                nbytes = sum(group.nbytes for group in attempt.batch.groups)
-                while self._task.store.call(Trim(nbytes)).more:
-                    if here().passed:
-                        raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
-                if here().pages_over:
-                    raise self._task.store.unfinished()
-            else:
-                with self._worker.waiting("room"):
-                    self._room.make(attempt, reply)
+            with self._worker.waiting("room"):
+                self._room.make(attempt, reply)
         except StoreFull as error:
             pending = attempt.pending
             stored = pending.repeated and self._find_stored(pending)

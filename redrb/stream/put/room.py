@@ -95,7 +95,7 @@ class Room:
         ):
             self._evict(attempt, reply)
         else:
-            raise self.full(attempt, reply)
+            raise self._full(attempt, reply)
 
     def leave(self, attempt: Attempt) -> None:
         """Give the room that was kept for a put that ends without it to producers that wait."""
@@ -133,7 +133,7 @@ class Room:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
-            raise self.full(attempt, reply, self._where())
+            raise self._full(attempt, reply, self._where())
         deadline.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(name)
 
@@ -152,7 +152,7 @@ class Room:
             return f": {found[0]}" if found else ": no consumer group has taken yet"
         return ""
 
-    def full(self, attempt: Attempt, reply: PutReply, where: str = "") -> StoreFull:
+    def _full(self, attempt: Attempt, reply: PutReply, where: str = "") -> StoreFull:
         """Return the error of an attempt that found no room."""
         namespace, reason = self._store.keys.namespace, reply.setting
         task = f"task {self._store.task!r} of namespace {namespace!r}"

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from redrb.lua.calls import Call
-from redrb.stream.saving.records import Need
+from redrb.stream.saving.records import Change, Need
+from redrb.stream.task.entries import Count
 
 PartKind: TypeAlias = Literal["task", "entries", "dead", "puts", "sources", "refreshed", "end"]
 """Kinds of the records of a part, as `redrb/lua/saving/restore.lua` lists them."""
@@ -25,9 +26,9 @@ class ReadGroup(msgspec.Struct, frozen=True):
     """
 
     name: str
-    counters: dict[str, int]
-    leased: int
-    staleness: dict[str, int] = {}
+    counters: dict[str, Change]
+    leased: Count
+    staleness: dict[str, Change] = {}
 
 
 class TaskReply(msgspec.Struct, frozen=True):
@@ -50,22 +51,16 @@ class ReadTask(Call[TaskReply], frozen=True):
     script: ClassVar = "saving/snapshot"
 
 
-class Notes(msgspec.Struct, frozen=True):
-    """Where a group stands: as in `GroupRecord`."""
-
-    archived: str
-    needs: tuple[Need, ...]
-
-
 class Records(msgspec.Struct, frozen=True):
     """Records of groups; their facts come behind it, b"" of those that were deleted meanwhile.
 
     Attributes:
         last: Newest id of the task; -1: there is no such task.
+        needs: Of each group, as in `GroupRecord`.
     """
 
     last: int
-    notes: list[Notes] = []
+    needs: list[tuple[Need, ...]] = []
 
 
 class ReadRecords(Call[Records], frozen=True):

@@ -75,7 +75,7 @@ class CheckedContents:
         self._sampled = False
         self._seq = 0
         self._letter = (0, 0)
-        self._counted: list[int] = [0, 0, 0]
+        self._counted: list[int] = [0, 0]
         self._waiting: list[int] = []
 
     def add(self, frame: Frame) -> Record | None:
@@ -121,7 +121,7 @@ class CheckedContents:
             return producers
         _require(frame.kind is Kind.END, "a frame of a table")
         self.ending = ending = msgspec.convert(head, TaskEnd)
-        numbers = [ending.groups, ending.archived, ending.dead_letters]
+        numbers = [ending.groups, ending.dead_letters]
         whole = numbers == self._counted and ending.waiting == self._waiting
         _require(whole, "the number of records")
         return None
@@ -132,10 +132,8 @@ class CheckedContents:
         _require(all(place < len(self._waiting) for place in places), "a need")
         _check_facts(record.facts, head[1], self._tags, sampled=self._sampled)
         _require(self._seq < record.seq <= self.header.last, "the order of groups")
-        _require(not (record.archived and record.needs), "history that is needed")
         self._seq = record.seq
         self._counted[0] += 1
-        self._counted[1] += record.archived != ""
         for place in places:
             self._waiting[place] += 1
         return record
@@ -151,7 +149,7 @@ class CheckedContents:
         if fields.get(b"facts"):
             _check_letter(fields, self._tags, sampled=self._sampled)
         self._letter = (int(ms), int(number))
-        self._counted[2] += 1
+        self._counted[1] += 1
         return record
 
 
@@ -177,11 +175,6 @@ class CheckedFile:
             for frame in reader.frames(payloads=False):
                 contents.add(frame)
         return cls(path, contents.header, contents.ending, reader.checksum)
-
-    @property
-    def needed(self) -> int:
-        """Groups that some consumer group needs still."""
-        return self.ending.groups - self.ending.archived
 
     @property
     def ever_put(self) -> int:
@@ -230,7 +223,7 @@ def _check_settings(settings: Mapping[str, str]) -> None:
     _require(settings_of(settings) == settings and "rules" not in settings, "a counter")
     _require(settings.get("format", str(WIRE_FORMAT)) == str(WIRE_FORMAT), "the format")
     for name, setting in {**SETTINGS, **_OTHER_NUMBERS}.items():
-        text = settings.get(setting.key(name))
+        text = settings.get(name)
         if text is not None and name != "order":
             same = setting.stored(name, setting.value(text)) == text
             _require(same, f"{name}={text!r:.80}")

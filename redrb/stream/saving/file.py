@@ -15,7 +15,7 @@ import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES
 from redrb.errors import DecodeError
-from redrb.stream.saving.records import DeadRecord, TaskEnd
+from redrb.stream.saving.records import DeadRecord
 from redrb.unpacking import unpack
 
 MAGIC: Final = b"RDRBTASK"
@@ -68,7 +68,7 @@ class SaveWriter:
         else:
             self.write(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
 
-    def end(self, ending: TaskEnd) -> None:
+    def end(self, ending: msgspec.Struct) -> None:
         """Write the ending and the checksum of the file."""
         self.write(Kind.END, ending)
         self._file.write(self._digest.digest())

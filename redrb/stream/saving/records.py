@@ -30,7 +30,6 @@ PUT_FIELDS = (*PUT_COUNTERS, "epoch")
 _TRANSIENT = frozenset(
     {
         "bytes",
-        "kept_bytes",
         "queued",
         "restored",
         "restored_file",
@@ -154,13 +153,11 @@ class GroupRecord(NamedTuple):
     """One stored group without its payload.
 
     Attributes:
-        archived: When a group of the history was last acknowledged, in ms since 1970; else "".
         needs: Consumer groups that have not acknowledged it yet.
     """
 
     seq: Annotated[int, Meta(gt=0, le=MAX_COUNT)]
     facts: SavedFacts
-    archived: Annotated[str, Meta(pattern=r"\A[0-9]{0,20}\Z")]
     needs: tuple[Need, ...]
 
 
@@ -175,12 +172,10 @@ class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last record of a file: the number of its records.
 
     Attributes:
-        groups: Groups, history included.
         waiting: For each consumer group, the groups in the file that it needs.
     """
 
     groups: Count = 0
-    archived: Count = 0
     dead_letters: Count = 0
     waiting: list[Count] = []
 

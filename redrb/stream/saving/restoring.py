@@ -105,9 +105,8 @@ class Restoring:
     def group(self, record: GroupRecord, payload: bytes) -> None:
         """Put a group in the restore area."""
         needs = [(self._names[place], *others) for place, *others in record.needs]
-        if not record.archived:
-            needs += [(name, "", "", 0, 0) for name in self._late]
-        described = [record.seq, len(payload), record.facts, record.archived, needs]
+        needs += [(name, "", "", 0, 0) for name in self._late]
+        described = [record.seq, len(payload), record.facts, needs]
         command: list[Argument] = ["XADD", self._area.stream, "NOMKSTREAM"]
         self._add(Kind.GROUP, [*command, entry_id(record.seq), "g"], payload, described)
         self._last = record.seq
@@ -136,7 +135,7 @@ class Restoring:
     @property
     def whole(self) -> dict[str, Any]:
         """The numbers by which scripts recognize that a restore area is complete."""
-        late = dict.fromkeys(self._late, self.saved.needed)
+        late = dict.fromkeys(self._late, self.saved.ending.groups)
         return {**self.saved.whole, "members": {**self.saved.whole["members"], **late}}
 
     def give_up(self) -> None:
@@ -212,7 +211,7 @@ class Restoring:
         return {"task": {**settings, **counters}, "puts": of_puts}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
-        ending, found = self.saved.ending, self.saved.needed
+        ending, found = self.saved.ending, self.saved.ending.groups
         reads = int(self._settings.get("max_reads") or self._settings["default_max_reads"])
         never_found = self.header.counters.get("put", 0) - found
         of_late = {"waiting": found, "unread": reads * never_found}

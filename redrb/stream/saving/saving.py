@@ -34,14 +34,12 @@ class SavedTask:
     Attributes:
         path: The file.
         groups: Waiting groups; leased groups are saved as waiting.
-        archived: Groups of the history.
         dead_letters: Dead letters.
         nbytes: Bytes of the file.
     """
 
     path: Path
     groups: int
-    archived: int
     dead_letters: int
     nbytes: int
 
@@ -50,8 +48,7 @@ class SavedTask:
         """Return the numbers of a complete file with this ending."""
         return cls(
             path=path,
-            groups=ending.groups - ending.archived,
-            archived=ending.archived,
+            groups=ending.groups,
             dead_letters=ending.dead_letters,
             nbytes=path.stat().st_size,
         )
@@ -59,7 +56,7 @@ class SavedTask:
 
 def summed(path: Path, parts: Sequence[SavedTask]) -> SavedTask:
     """Return the numbers of all files of a task in a directory."""
-    names = ("groups", "archived", "dead_letters", "nbytes")
+    names = ("groups", "dead_letters", "nbytes")
     return SavedTask(path, *(sum(getattr(part, name) for part in parts) for name in names))
 
 
@@ -143,7 +140,6 @@ def _write(store: TaskStore, file: IO[bytes], partitions: int) -> TaskEnd:
     for record, payload in reader.groups():
         writer.write(Kind.GROUP, record, payload)
         numbers["groups"] += 1
-        numbers["archived"] += record.archived != ""
         for need in record.needs:
             waiting[need.place] += 1
     for letter in reader.dead_letters():

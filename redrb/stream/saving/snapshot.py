@@ -13,13 +13,14 @@ from typing import cast
 from redrb.connection.client import scan_hash
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
-from redrb.stream.saving.calls import Notes, ReadRecords, ReadTask, TaskReply
+from redrb.stream.saving.calls import ReadRecords, ReadTask, TaskReply
 from redrb.stream.saving.records import (
     COUNTERS,
     PUT_FIELDS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
+    Need,
     SourceRecord,
     TaskHeader,
     settings_of,
@@ -66,11 +67,10 @@ class TaskReader:
             reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
             if reply.last < self.header.last:
                 raise TaskChanged("the task was cleared")
-            records = map(_record, [seq for seq, _ in entries], reply.notes, facts)
+            records = map(_record, [seq for seq, _ in entries], reply.needs, facts)
             for (_, payload), record in zip(entries, records, strict=True):
                 # it may have been deleted after it was read
-                stored = record and (record.needs or record.archived or not self.header.groups)
-                if record is not None and stored:
+                if record is not None and (record.needs or not self.header.groups):
                     yield record, payload or b""
             after = entries[-1][0]
             count = _next_count(sum(map(len, fields or ())) for _, fields in page)
@@ -168,10 +168,10 @@ def _header(task: str, now_ms: int, reply: TaskReply) -> TaskHeader:
 
 
 @Reading("the record of a group")
-def _record(seq: int, notes: Notes, packed: bytes) -> GroupRecord | None:
+def _record(seq: int, needs: tuple[Need, ...], packed: bytes) -> GroupRecord | None:
     """Return the record of a group; None when the group was deleted meanwhile."""
     if not packed:
         return None
     facts = unpack_facts(packed)
     facts.pop("current", None)  # the version when it was put: of a run that is over
-    return GroupRecord(seq, cast("SavedFacts", facts), notes.archived, notes.needs)
+    return GroupRecord(seq, cast("SavedFacts", facts), needs)

@@ -1,1 +1,1 @@
-"""What a task is and holds: settings, ledger, tags, staleness, history, dead letters."""
+"""What a task is and holds: settings, ledger, tags, staleness, dead letters."""

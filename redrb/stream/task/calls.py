@@ -147,13 +147,12 @@ class Join(Call[Joined], frozen=True):
     """Register a consumer group: no group is deleted from now on before it is done with it.
 
     Attributes:
-        start: "" to see every stored group, "+" to see only later ones, or the first id to see,
-            history included.
+        newest: Whether it sees only groups that are put later.
     """
 
     script: ClassVar = "task/join"
     group: str
-    start: str = ""
+    newest: bool = False
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -300,32 +299,6 @@ class Settle(Call[Settled], frozen=True):
     group: str
     incarnation: str
     trained: list[tuple[str, int]]
-
-
-class Archived(Call[list[tuple[int, str]]], frozen=True):
-    """Read a page of the history; returns ids and times in ms, by time of acknowledgement.
-
-    Attributes:
-        since, to: Bounds of the time, as Redis reads them.
-        after: Of the groups acknowledged at `since`, skip those up to this member; "": skip none.
-    """
-
-    script: ClassVar = "task/archived"
-    since: str
-    after: str
-    to: str
-    count: int
-
-
-class Trim(Call[Page], frozen=True):
-    """Delete a page of history beyond the period and the number that the task keeps.
-
-    Attributes:
-        nbytes: Bytes of a put, to which further history gives way.
-    """
-
-    script: ClassVar = "task/trim"
-    nbytes: int = 0
 
 
 class VersionCounts(msgspec.Struct, frozen=True):

@@ -101,7 +101,7 @@ def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
     }.get(reply.outcome)
     if why is not None:
         raise ConfigError(f"task {store.task!r}: {why}.")
-    if reply.unfinished:  # groups are indexed or sorted, or history deleted, in pages
+    if reply.unfinished:  # groups are indexed or sorted, in pages
         fill(store)
 
 

@@ -72,8 +72,6 @@ class SavedFacts(TypedDict):
     priority: NotRequired[Number]
     version: NotRequired[Version]
     newest: NotRequired[Version]
-    reads: NotRequired[Count]
-    acked: NotRequired[Count]
     tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 

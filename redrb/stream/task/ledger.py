@@ -162,8 +162,7 @@ class StreamStats:
         ledger: The fate of every group.
         joined: 1 when the consumer group has joined; 0 before that, when the ledger counts what it
             would find.
-        stored: Groups in the stream that any consumer group needs; history is not counted.
-        archived: Acknowledged groups that are kept as history.
+        stored: Groups in the stream that any consumer group needs.
         limit: Most groups that may be stored; 0: no limit.
         max_bytes: Most bytes that may be stored; 0: no limit.
         capacity: Most groups stored, beyond which puts evict; 0: no capacity.
@@ -190,7 +189,6 @@ class StreamStats:
     ledger: Ledger
     joined: int = 0
     stored: int = 0
-    archived: int = 0
     limit: int = 0
     max_bytes: int = 0
     capacity: int = 0

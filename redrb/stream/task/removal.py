@@ -40,7 +40,6 @@ class TaskContents:
     Attributes:
         stored: Groups that any consumer group needs.
         in_parts: Groups of which some parts wait.
-        archived: Acknowledged groups that are kept as history.
         producers_waiting: Puts that wait for room.
         makers: Makers with rights to begin groups, or that wait for some, whose heartbeat is fresh.
     """
@@ -48,7 +47,6 @@ class TaskContents:
     task: str
     stored: int
     in_parts: int
-    archived: int
     dead_letters: int
     producers_waiting: int
     makers: int
@@ -72,7 +70,6 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         task=task,
         stored=whole.stored,
         in_parts=0 if whole.parts is None else whole.parts.groups,
-        archived=whole.archived,
         dead_letters=whole.dead_letters,
         producers_waiting=whole.producers_waiting,
         makers=whole.makers,

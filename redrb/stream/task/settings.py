@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from redrb.checks import check_choice, checked_int, checked_number
 from redrb.errors import ConfigError
-from redrb.stream.arguments import checked_period_ms, period_text
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
@@ -70,7 +69,6 @@ class Setting:
         text: Returns what Redis keeps as users write it.
         parsed: Returns the value of what a user writes; ValueError: it is not of this form.
         form: What users write, for errors.
-        keys: Names in Redis; (): its own name.
         divided: Whether each partition has a part of it, as of limits of the whole task.
         fixed: Why it cannot change while the task exists; "": it can.
     """
@@ -80,13 +78,8 @@ class Setting:
     text: Callable[[str], str] = str
     parsed: Callable[[str], Any] = str
     form: str = ""
-    keys: tuple[str, ...] = ()
     divided: bool = False
     fixed: str = ""
-
-    def key(self, name: str) -> str:
-        """Return the name under which Redis keeps the value of the setting of this name."""
-        return self.keys[0] if self.keys else name
 
 
 def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setting:
@@ -136,7 +129,7 @@ def checked_order(order: object) -> Order:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "order": Setting(lambda _, order: checked_order(order).name, keys=("order", "sampled")),
+    "order": Setting(lambda _, order: checked_order(order).name),
     "limit": whole_number(0, divided=True),
     "max_bytes": whole_number(0, divided=True),
     "max_deliveries": whole_number(1),
@@ -164,13 +157,6 @@ SETTINGS: Mapping[str, Setting] = {
         text=lambda stored: ",".join(json.loads(stored)),
         parsed=lambda text: [tag for tag in text.split(",") if tag],
     ),
-    "keep": Setting(
-        lambda name, period: str(checked_period_ms(name, period)),
-        value=lambda stored: period_text(int(stored)),
-        text=lambda stored: period_text(int(stored)),
-        keys=("keep_ms",),
-    ),
-    "keep_groups": whole_number(1, divided=True),
     "partitions": whole_number(
         1,
         fixed="every process finds a group by the partition that its id names. Forward its groups "
@@ -187,8 +173,9 @@ DIVIDED = tuple(name for name, setting in SETTINGS.items() if setting.divided)
 
 
 def stored_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names under which Redis keeps settings."""
-    return tuple(key for name in names for key in SETTINGS[name].keys or (name,))
+    """Return the names under which Redis keeps settings; beside an order, whether it draws."""
+    found = tuple(names)
+    return (*found, "sampled") if "order" in found else found
 
 
 STORED_NAMES = stored_names(SETTINGS)
@@ -211,8 +198,6 @@ class SettingArguments(TypedDict, total=False):
     eviction: Eviction | None
     rate: RateLimit | None
     tags: Sequence[str] | None
-    keep: str | None
-    keep_groups: int | None
     partitions: int | None
     groups_per_version: float | None
 
@@ -248,9 +233,6 @@ class TaskSettings:
             "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
         rate: How many reads each insert allows. Default: any number.
         tags: Names of the tags that queries may use. Default: none.
-        keep: Period such as "7d", from their last acknowledgement, for which groups that all
-            consumer groups are done with stay readable. Default: none.
-        keep_groups: Most acknowledged groups that stay readable. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/how-to/partitions.md.
         groups_per_version: Fewest groups that trainers train for each weight version, which
@@ -272,8 +254,6 @@ class TaskSettings:
     eviction: Eviction | None = None
     rate: RateLimit | None = None
     tags: Sequence[str] | None = None
-    keep: str | None = None
-    keep_groups: int | None = None
     partitions: int | None = None
     groups_per_version: float | None = None
 
@@ -284,7 +264,7 @@ class TaskSettings:
             ConfigError: A setting is not usable, or two contradict each other.
         """
         stored = {
-            setting.key(name): setting.stored(name, value)
+            name: setting.stored(name, value)
             for name, setting in SETTINGS.items()
             if (value := getattr(self, name)) is not None
         }

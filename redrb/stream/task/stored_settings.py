@@ -53,9 +53,8 @@ class SettingChange:
         """Return the change that Redis keeps; raises DecodeError or StoreError if it is damaged."""
         name, old, new, ms, who = unpack(packed, "change of a setting")
         host, pid, user = who.split(" ")
-        public, old_text, new_text = _PUBLIC.get(name, name), _text(name, old), _text(name, new)
         time = datetime.fromtimestamp(ms / 1000, UTC)
-        return cls(public, old_text, new_text, time, host, int(pid), user)
+        return cls(name, _text(name, old), _text(name, new), time, host, int(pid), user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,6 @@ def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[Se
         yield replace(newest, old=whole(), new=new)
 
 
-_PUBLIC = {setting.key(name): name for name, setting in SETTINGS.items()}
-
-
 @Reading("the settings of a task")
 def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the settings among the fields that Redis keeps of a task, as users write them."""
@@ -131,7 +127,7 @@ def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
 def _given(fields: Mapping[str, str]) -> Iterator[tuple[str, Setting, str]]:
     """Yield the settings that Redis keeps: name, setting, and what it keeps."""
     for name, setting in SETTINGS.items():
-        if stored := fields.get(setting.key(name)):
+        if stored := fields.get(name):
             yield name, setting, stored
 
 
@@ -240,7 +236,7 @@ def check_changes(names: Collection[str]) -> None:
 
 def setting_text(name: str, value: str) -> str:
     """Return a setting, as Redis keeps it, as `redrb set` reads it, such as "limit=64"."""
-    return f"{_PUBLIC.get(name, name)}={_text(name, value) or 'none'}"
+    return f"{name}={_text(name, value) or 'none'}"
 
 
 def caller(store: TaskStore) -> str:
@@ -251,5 +247,5 @@ def caller(store: TaskStore) -> str:
 
 def _text(name: str, value: str) -> str:
     """Return a value that Redis keeps under a name as users write it."""
-    setting = SETTINGS.get(_PUBLIC.get(name, name))
+    setting = SETTINGS.get(name)
     return setting.text(value) if setting and value else value

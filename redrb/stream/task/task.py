@@ -175,10 +175,10 @@ class Task:
         self._declared |= {name: stored.settings[name] for name in stored_names(changes)}
         self.reopen()
 
-    def join(self, group: str, start: str = "") -> None:
+    def join(self, group: str, *, newest: bool = False) -> None:
         """Register a consumer group, now and whenever the task was created anew."""
         with Deadline():
-            while not list(self.store.pages(Join(group, start)))[-1].joined:
+            while not list(self.store.pages(Join(group, newest)))[-1].joined:
                 self.reopen(refused_here=True)
         self._joined.add(group)
 
@@ -237,8 +237,8 @@ class Task:
             by = f" as user {user}" if user else ""
             why = f"process {pid} on {host}{by} removed it (`redrb rm`, or stream.clear())"
         _log.warning(
-            "task %r was created anew, because %s: its waiting and leased groups, ledger, history "
-            "and dead letters are gone. Restored from here: %s",
+            "task %r was created anew, because %s: its waiting and leased groups, ledger and "
+            "dead letters are gone. Restored from here: %s",
             self.name,
             why,
             ", ".join(given) or "nothing, this process gave it no settings",

@@ -28,7 +28,6 @@ class TaskFigures(msgspec.Struct, frozen=True):
     groups: int
     entries: int
     facts: int
-    archived: int
     letters: int
     orphans: int
     more_orphans: bool

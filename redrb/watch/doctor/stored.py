@@ -40,14 +40,13 @@ def _differences(examined: Examination) -> Iterator[str]:
     stored = examined.entries - examined.orphans
     if examined.facts != stored:
         yield f"The stream holds {counted(stored, 'group')}, and facts of {examined.facts:,}."
-    needed = stored - examined.archived
     complete = [group for group in examined.consumer_groups if not group.joining]
     for group in complete:
         held = group.waiting + group.leased
         # with several consumer groups, each may have ended groups that the others need
-        if held > needed or (examined.groups == 1 and held < needed):
+        if held > stored or (examined.groups == 1 and held < stored):
             yield (
-                f"The stream holds {counted(needed, 'group')} without history; of consumer group "
+                f"The stream holds {counted(stored, 'group')}; of consumer group "
                 f"{shown(group.name)} {group.waiting:,} {agreeing(group.waiting, 'wait')} and "
                 f"{group.leased:,} {agreeing(group.leased, 'are')} leased."
             )

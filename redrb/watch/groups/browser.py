@@ -120,7 +120,7 @@ class Browser:
             views = self._by_reward(walk, choice, notes, full=full)
         else:
             stalest = choice.rank == "stalest"
-            found = self._stalest(walk, choice) if stalest else walk.through(*_sources(choice))
+            found = self._stalest(walk, choice) if stalest else _chosen(walk, choice)
             views = self._read(walk, islice(found, choice.count), full=full)
         if walk.cut:
             seen = f"{walk.looked:,} of {walk.total:,}"
@@ -155,11 +155,10 @@ class Browser:
             found = walk.indexed("stalest")
             if found is not None:
                 return found
-        sources = _sources(choice) if choice.status else (Status.COMPLETED.value,)
         numbering = walk.numbering
         ranked = [
             ((view.oldest_version, numbering.seq(view.id)), view)
-            for view in walk.through(*sources)
+            for view in walk.through(choice.status or Status.COMPLETED.value)
             if view.oldest_version is not None
         ]
         return (view for _, view in sorted(ranked, key=lambda pair: pair[0]))
@@ -170,7 +169,7 @@ class Browser:
         sign = -1.0 if choice.rank == "best" else 1.0
         most = self._limits.group_bytes
         read, nbytes = [], 0
-        for view in islice(walk.through(*_sources(choice)), choice.most_ranked):
+        for view in islice(_chosen(walk, choice), choice.most_ranked):
             nbytes += view.size if view.size <= most else 0
             if nbytes > RANKED_BYTES:
                 break
@@ -279,12 +278,8 @@ class _Counter:
         return True
 
 
-def _sources(choice: Choice) -> tuple[str, ...]:
-    if choice.status is None:
-        return ("newest",)
-    if choice.status == Status.ARCHIVED.value:
-        return ("history", choice.status)
-    return (choice.status,)
+def _chosen(walk: Walk, choice: Choice) -> Iterator[GroupView]:
+    return walk.through(choice.status or "newest")
 
 
 def _rewards(blob: bytes | None) -> tuple[float | None, ...]:

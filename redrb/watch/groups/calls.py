@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import msgspec
@@ -24,7 +23,6 @@ class Browsed(msgspec.Struct, frozen=True):
     Attributes:
         reads: Acknowledged deliveries; None if their number is damaged, as `failed`.
         slot: Slot of its lease, `<consumer>/<number>`, which was delivered `idle_ms` ago.
-        ended_ms: When a group of the history was last acknowledged.
     """
 
     seq: int
@@ -34,7 +32,6 @@ class Browsed(msgspec.Struct, frozen=True):
     status: str = ""
     slot: str = ""
     idle_ms: int = 0
-    ended_ms: float | None = None
 
     def view(self, group: int, packed: bytes) -> GroupView:
         """Return what is known of the group without its payload.
@@ -48,8 +45,6 @@ class Browsed(msgspec.Struct, frozen=True):
                     facts = unpack_facts(packed)
                 if self.reads is None or self.failed is None:
                     raise ValueError("the number of its deliveries is damaged")
-                ended = self.ended_ms
-                when = None if ended is None else datetime.fromtimestamp(ended / 1000, UTC)
                 return view_of(
                     group,
                     self.state,
@@ -57,7 +52,6 @@ class Browsed(msgspec.Struct, frozen=True):
                     self.status,
                     reads=self.reads,
                     failed_deliveries=self.failed,
-                    ended=when.isoformat() if when else "",
                     lease=self._lease() if self.state == "leased" else None,
                 )
         except RedrbError as error:
@@ -98,9 +92,9 @@ class Browse(Call[BrowsedPage], frozen=True):
     """Read where groups stand, for people who look at them: a page.
 
     Attributes:
-        source: "newest": all stored groups, the newest first; "leased"; "history": the newest
-            first; "stalest": completed groups that wait, by oldest policy version; "given"; or a
-            status: groups that wait in it, in the task's order.
+        source: "newest": all stored groups, the newest first; "leased"; "stalest": completed groups
+            that wait, by oldest policy version; "given"; or a status: groups that wait in it, in
+            the task's order.
         place: The place that the last page has returned.
         most: Groups to return, at least, if there are as many; a query returns all that match of
             those that a page looks at.

@@ -34,9 +34,9 @@ class Choice:
 
     Attributes:
         ids: Ids of groups; the order is kept.
-        status: A `Status`: groups that wait in it, in the task's order, of "archived" also the
-            history, the newest first; "leased": leased groups; "dead": dead letters, the newest
-            first; None: all stored groups, the newest first.
+        status: A `Status`: groups that wait in it, in the task's order; "leased":
+            leased groups; "dead": dead letters, the newest first; None: all stored groups, the
+            newest first.
         where: A query over declared tags, as `stream.take(where=)` has it.
         rank: "best" or "worst": by mean reward; "stalest": by oldest policy version.
         looks: Groups to look at, to find those that match or rank first; None: as many as suits

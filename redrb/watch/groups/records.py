@@ -7,13 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-State: TypeAlias = Literal[
-    "waiting", "leased", "history", "done", "dead", "parts", "gone", "damaged"
-]
-"""waiting: for this consumer group; leased: by a consumer of it; history: acknowledged and kept;
-done: this consumer group has ended with it, and others need it; dead: a dead letter; parts: a dead
-letter of a group of which parts were missing; gone: deleted, or never there; damaged: Redis' record
-of it cannot be read."""
+State: TypeAlias = Literal["waiting", "leased", "done", "dead", "parts", "gone", "damaged"]
+"""waiting: for this consumer group; leased: by a consumer of it; done: this consumer group has
+ended with it, and others need it; dead: a dead letter; parts: a dead letter of a group of which
+parts were missing; gone: deleted, or never there; damaged: Redis' record of it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +146,6 @@ class GroupView:
         staleness: Newest weight version of the task minus its oldest policy version.
         tags: Its values of declared tags; without these, the tags that all of its samples share.
         reads: How often it was acknowledged.
-        ended: When a group of the history was last acknowledged, in ISO 8601, UTC; else "".
         rewards: Reward of each sample; None for samples without.
         reward: Mean of the finite rewards; None if there is none.
         samples: Its samples; none in a summary.
@@ -169,7 +165,6 @@ class GroupView:
     reads: int = 0
     failed_deliveries: int = 0
     group_id: str | None = None
-    ended: str = ""
     lease: LeaseView | None = None
     letter: LetterView | None = None
     rewards: tuple[float | None, ...] = ()

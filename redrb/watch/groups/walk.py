@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from itertools import chain
 from typing import Any, Final
 
 from redrb.connection.transport import Pipeline
@@ -51,18 +49,15 @@ class Walk:
                 found[view.id] = view
         return found
 
-    def through(self, *sources: str) -> Iterator[GroupView]:
-        """Yield the groups of some sources, one source after the other."""
-        return chain.from_iterable(map(self._merged, sources))
-
     def indexed(self, source: str) -> Iterator[GroupView] | None:
         """Return the groups of a source; None if the task has no index for it."""
         if self._read(0, source) is None:
             return None
         self.looked = self.total = 0
-        return self._merged(source)
+        return self.through(source)
 
-    def _merged(self, source: str) -> Iterator[GroupView]:
+    def through(self, source: str) -> Iterator[GroupView]:
+        """Return the groups of a source."""
         key = _KEYS.get(source)
         parts = [self.each(number, source) for number in range(len(self.stores))]
         if len(parts) == 1 or key is None:  # by rank: each partition's first, then their second
@@ -133,7 +128,6 @@ class Walk:
 
 _KEYS: dict[str, Callable[[GroupView, int], Any]] = {
     "newest": lambda _, seq: -seq,
-    "history": lambda view, _: -datetime.fromisoformat(view.ended).timestamp() if view.ended else 0,
     "leased": lambda _, seq: seq,
     "stalest": lambda view, seq: (
         float("inf") if view.oldest_version is None else view.oldest_version,

@@ -4,16 +4,15 @@ import { age, count, decimal, plural, size } from "./format.js";
 import { sample } from "./sample.js";
 
 const ORDERS = { newest: "newest", stalest: "stalest", best: "best reward", worst: "worst reward", ids: "ids" };
-const STATES = { "": "any stored", leased: "leased", dead: "dead letters", archived: "acknowledged, kept" };
+const STATES = { "": "any stored", leased: "leased", dead: "dead letters" };
 const NONE = {
-  "": "No group is stored now.",
-  leased: "No group is leased now.", dead: "There is no dead letter.", archived: "No trained group is kept.",
+  "": "No group is stored now.", ids: "No group with these ids is stored.",
+  leased: "No group is leased now.", dead: "There is no dead letter.",
 };
-const KEEP = "Trained groups are deleted. With the setting keep_groups=100 (redrb set) the newest 100 stay readable.";
-const known = { task: "", keeps: false, order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
+const KEEP = "Trained groups are deleted. A second consumer group keeps what it reads, and redrb export writes what is stored.";
+const known = { task: "", order: "newest", status: "", ids: "", page: null, problem: "", loading: false, answers: 0 };
 
 export function rollouts(task) {
-  known.keeps = Boolean(task.settings.keep || task.settings.keep_groups);
   if (known.task !== task.name) Object.assign(known, { task: task.name, page: null, problem: "", status: "", loading: false });
   const waiting = Object.keys(task.groups[0].stats.waiting);
   show("rollouts-choice", [task.name, known.order, waiting], () => choice(waiting));
@@ -69,7 +68,7 @@ function render() {
 function none(gone, stored) {
   if (stored.length && !gone.length) return [];
   const text = gone.length ? `Not stored: ${gone.map((one) => one.id).join(", ")}.` : NONE[known.status] ?? `No ${known.status} group waits now.`;
-  return known.keeps || (!gone.length && ["leased", "dead"].includes(known.status)) ? [text] : [text, KEEP];
+  return !gone.length && ["leased", "dead"].includes(known.status) ? [text] : [text, KEEP];
 }
 
 function group(one, at) {
