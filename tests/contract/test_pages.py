@@ -211,6 +211,7 @@ NO_PAGES = {
     "redrb.stream.task.entries.MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",
     "redrb.stream.saving.file._CHUNK_BYTES": "how a file is read",
+    "redrb.stream.put.room.MOST_NAMED": "names in an error",
     "redrb.stream.saving.records.MOST_ANCESTORS": "incarnations that a task remembers",
     "redrb.stream.sending.sender.MAX_GROUPS": "groups that are sent together, of those that wait",
     "redrb.stream.take.cause.MOST_CHARACTERS": "the length of a text",
@@ -232,6 +233,7 @@ NO_PAGES = {
     "redrb.table.index.MOST_ROWS": "the page put_rows",
     "redrb.table.reading.MOST_LOOKS": "looks after which a call fails",
     "redrb.table.table.MOST_KEY_BYTES": "the length of a key",
+    "redrb.table.upload.MOST_TAGS": "the size of the tags of a row",
 }
 """Constants named like pages that are none, and what they are."""
 
