@@ -5,7 +5,7 @@
 -- and `put_ever`, `filtered_ever`, `expired_ever`: all groups of all producers, also before the consumer
 -- group joined. If makers wait for rights to begin groups: `makers_waiting`, and `rights_known`: 1 if there
 -- can be any. If makers hold rights: `rights_held`; if groups wait for parts: `parts_waiting`. If groups were
--- too stale when they arrived: `stale_version`, the version of the last such put, and `version`, the newest one.
+-- too stale when they arrived: `stale_version`, that of the last such put, and `version`, the newest one.
 local function fates_of(group, pool)
   local ledger, found = ledger_of(group), {}
   ledger.leased = count_leased(group)
