@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-_PACKAGES = ("pybase64", "pylatexenc", "ray", "sglang", "sglang_router")
+_PACKAGES = ("pybase64", "pylatexenc", "ray", "sglang", "sglang_router", "torchvision")
 
 
 class _StandIns:
@@ -21,7 +21,7 @@ class _StandIns:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module: Any = MagicMock(name=spec.name)
-        module.__path__, module.__spec__ = [], spec
+        module.__path__, module.__spec__, module.__version__ = [], spec, "0"
         return module  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
