@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from redrb.experience import Status
-from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts, StatusName
+from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts
 
 COUNTERS = (
     "last put samples_put bytes_put filtered kept_back evicted arrived_stale sized_after version "
@@ -67,7 +67,8 @@ Producers: TypeAlias = dict[
 """Number, last id and groups of the last put of each producer, by its name."""
 
 Refreshes: TypeAlias = dict[
-    StatusName, Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")]
+    Annotated[str, Meta(pattern=r"\A[a-z]{1,9}( (-|[0-9]{1,16}) (-|[0-9]{1,16}))?\Z")],
+    Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")],
 ]
 """Train step of the last refresh of a `ReplayBuffer`, and the newest id then, by status."""
 
