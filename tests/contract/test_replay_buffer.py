@@ -6,18 +6,20 @@ import asyncio
 import copy
 import json
 import random
+import sys
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
-from redrb.compat.xtuner import ReplayBuffer, tasks
+from redrb.compat.xtuner import ReplayBuffer, RolloutReader, rollout_sample, tasks
 from redrb.compat.xtuner.rollout_packing import pack_group
 from redrb.compat.xtuner.taking import release
 from redrb.connection import Client
@@ -25,6 +27,7 @@ from redrb.errors import DecodeError, RecordError, StoreError
 from redrb.keys import replay_key
 from redrb.stream.saving import resuming, saving
 from redrb.stream.saving.resuming import read_directory
+from redrb.stream.take.rollout_reading import ROLLOUT
 from redrb.stream.task.removal import remove_task
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
@@ -319,6 +322,8 @@ def reset_as_expected(rollout: Any, staleness: int) -> None:
     assert {name: of(rollout, name) for name in expected} == expected
 
 
+FRESH = [Status.COMPLETED, Status.ABORTED]
+
 STALE: dict[str, Any] = {
     "response_model_steps": [1, 1],
     "error_msg": "old",
@@ -380,7 +385,8 @@ def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make) -> Non
         await buffer.put([make(5)], "task")  # no step: never stale
         await buffer.put([make(6, status=Status.FAILED, response_model_steps=[0, 0])], "task")
         assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 2}
-        assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 0}
+        counts = await buffer.refresh_staleness({"task": 2}, current_train_step=4, statuses=FRESH)
+        assert counts == {"task": 0}
         assert await buffer.count("task", Status.FAILED) == 1
         expired = {rollout[0][0]: group for rollout, group in _by_ids(await _all_expired(buffer))}
         reset_as_expected(expired[1][0], 2)
@@ -457,6 +463,287 @@ def test_an_expired_group_may_be_put_again(play: Any, make: Make) -> None:
         await buffer.put(group, "task", model_step=4, current_train_step=5, stale_threshold=2)
         ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
         assert (of(got, "response_model_steps"), of(got, "seq_staleness")) == ([4], 0)
+
+    play(scenario)
+
+
+def half_expired(make: Make) -> list[Any]:
+    """A group that waits as expired at train step 4, with a member that is fresh then."""
+    return [make(1, **STALE), make(2, response_model_steps=[3, 3])]
+
+
+@pytest.mark.parametrize("statuses", [None, list(Status), [Status.EXPIRED], FRESH])
+@pytest.mark.parametrize("put_as_expired", [True, False])
+@IN_PARTITIONS
+def test_the_fresh_rollouts_of_an_expired_group_age_while_it_waits(
+    play: Any, make: Make, statuses: Any, *, put_as_expired: bool
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        options = {"current_train_step": 4, "stale_threshold": 2} if put_as_expired else {}
+        await buffer.put(half_expired(make), "task", **options)
+        await buffer.refresh_staleness({"task": 2}, current_train_step=4)
+        await buffer.refresh_staleness({"task": 2}, current_train_step=5)
+        await buffer.put([make(3, response_model_steps=[1])], "task")  # never refreshed
+        counts = await buffer.refresh_staleness(
+            {"task": 2}, current_train_step=6, statuses=statuses, task_token_stale_thresholds={}
+        )
+        assert counts == {"task": {None: 2, 7: 2, 1: 1, 2: 1}[statuses and len(statuses)]}
+        groups = {ids([group])[0][0]: group for group in await _all_expired(buffer)}
+        aged = statuses != FRESH
+        assert [of(each, "status") == Status.EXPIRED for each in groups[1]] == [True, aged]
+        assert of(groups[1][1], "response_ids") == ([] if aged else [3, 4])
+        if not aged:
+            assert of(groups[1][1], "seq_staleness") == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("hook", [None, "function", "coroutine function"])
+@IN_PARTITIONS
+def test_expired_groups_that_are_not_retryable_any_more_are_deleted(
+    play: Any, make: Make, hook: str | None
+) -> None:
+    told: list[list[list[Any]]] = []
+
+    async def tell(groups: list[list[Any]]) -> None:
+        await asyncio.sleep(0)
+        told.append(groups)
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number in range(40):  # more than are leased at a time
+            await buffer.put([make(number, status="expired"), make(99)], "task")
+        await buffer.put([make(40, response_model_steps=[0, 0])], "task")
+        await buffer.put([make(41)], "task")
+        await buffer.put([make(42, status="expired")], "other")
+        discard = {"expired_groups_retryable_by_task": {"task": False}, "current_train_step": 4}
+        left = await buffer.refresh_staleness(
+            {"task": 2, "other": 2}, statuses=["aborted"], **discard
+        )
+        assert (left, told) == ({"task": 0, "other": 0}, [])
+        assert await buffer.refresh_staleness({"task": 2, "other": 2}, **discard) == {
+            "task": 41,
+            "other": 1,
+        }
+        assert [ids(await buffer.get(99, "task", status)) for status in pools] == [[[41]], [], []]
+        assert buffer._tasks.open("task").stats().ledger.expired == 41
+        assert len(buffer) == 1
+        discarded = [sorted(group[0] for group in ids(groups)) for groups in told]
+        assert discarded == ([[*range(41)]] if hook else [])
+
+        stream = buffer._tasks.open("task")
+        (malformed,) = pack_group([make(43, response_model_steps=[0, 0])], None)
+        for extras in ({}, {ROLLOUT: {"format": 1}, "x": {"$": "unknown"}}):  # of a stream, too
+            stream.put([replace(malformed, extras=extras)], priority=0)
+        assert (await buffer.refresh_staleness({"task": 2}, **discard)) == {"task": 2}
+        assert len(told) == bool(hook)
+
+    pools = ["completed", "aborted", "expired"]
+    hooks: dict[Any, Any] = {"function": told.append, "coroutine function": tell}
+    play(scenario, on_discard=hooks.get(hook))
+
+
+@pytest.mark.parametrize("status", Status)
+def test_nothing_expires_without_a_train_step(play: Any, make: Make, status: Status) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        rollout = make(1, **{**STALE, "status": status, "seq_staleness": 9})
+        before = copy.deepcopy(rollout)
+        await buffer.put([rollout], "task", stale_threshold=1, token_stale_threshold=1)
+        assert of(rollout, "response_ids") == of(before, "response_ids")
+        assert (of(rollout, "status"), of(rollout, "seq_staleness")) == (status, 9)
+        counts_as = Status.COMPLETED if status in ("init", "archived") else status
+        assert await buffer.count("task", counts_as) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("train_step", [None, 4, 6])
+@pytest.mark.parametrize("retryable", [True, False])
+def test_an_expired_group_that_is_put_again_is_aged_again(
+    play: Any, make: Make, train_step: int | None, *, retryable: bool
+) -> None:
+    told: list[Any] = []
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put(half_expired(make), "task", current_train_step=4, stale_threshold=2)
+        (group,) = await buffer.get(1, "task", "expired")
+        await buffer.put(
+            group,
+            "task",
+            current_train_step=train_step,
+            stale_threshold=2,
+            expired_groups_retryable=retryable,
+        )
+        assert await buffer.count("task", "expired") == len(buffer) == int(retryable)
+        expired = [of(rollout, "status") == "expired" for rollout in group]
+        assert expired == [True, train_step == 6 or not retryable]
+        assert told == ([] if retryable else [([[1, 2]], [[1, 2], [1, 2]])])
+        if not retryable:
+            assert [of(rollout, "prompt_ids") for rollout in group] == [None, None]
+
+    def tell(groups: list[list[Any]]) -> None:
+        told.append((ids(groups), [of(rollout, "prompt_ids") for rollout in groups[0]]))
+
+    play(scenario, on_discard=tell)
+
+
+@pytest.mark.parametrize("status", ["failed", "filtered"])
+@BOTH_ORDERS
+def test_groups_that_are_finished_keep_their_staleness(
+    play: Any, make: Make, order: Any, status: str
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number, staleness in enumerate([1, 5, 0, 5]):
+            finished = make(number, **{**STALE, "status": status, "seq_staleness": staleness})
+            await buffer.put([finished], "task", current_train_step=9 - number, stale_threshold=1)
+            assert of(finished, "seq_staleness") == staleness
+        counts = await buffer.refresh_staleness(
+            {"task": 1}, current_train_step=20, statuses=list(Status)
+        )
+        assert counts == {"task": 0}
+        got = await buffer.get(9, "task", status)
+        stalest = [(1, 5), (3, 5), (0, 1), (2, 0)]
+        kept = [(of(each, "rollout_id"), of(each, "seq_staleness")) for (each,) in got]
+        assert kept == (sorted(stalest) if order == "fifo" else stalest)
+        assert {len(of(each, "response_ids")) for (each,) in got} == {2}
+
+    play(scenario, order=order)
+
+
+@pytest.mark.parametrize(
+    "statuses", [["init"], ["archived"], ["init", "archived"], ["completed", "init"]]
+)
+def test_init_and_archived_rollouts_count_as_completed(
+    play: Any, make: Make, statuses: list[str]
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        group = [make(1, status=each, response_model_steps=[1, 1]) for each in statuses]
+        await buffer.put(group, "task")
+        counts = await buffer.count_statuses(["task"], list(Status))
+        assert {status: n for status, n in counts["task"].items() if n} == {"completed": 1}
+        assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 1}
+
+    play(scenario)
+
+
+def test_the_error_of_a_hook_reaches_the_caller_when_the_groups_are_gone(
+    play: Any, make: Make
+) -> None:
+    calls: list[list[list[int]]] = []
+
+    async def tell(groups: list[list[Any]]) -> None:
+        calls.append(ids(groups))
+        raise RuntimeError("the trace store is away")
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        with pytest.raises(RuntimeError, match="away"):
+            await buffer.put(
+                [make(1, **STALE)],
+                "task",
+                current_train_step=9,
+                stale_threshold=1,
+                expired_groups_retryable=False,
+            )
+        await buffer.put([make(2, **STALE)], "task")
+        with pytest.raises(RuntimeError, match="away"):
+            await buffer.refresh_staleness(
+                {"task": 1},
+                expired_groups_retryable_by_task={"task": False},
+                current_train_step=9,
+            )
+        assert (calls, len(buffer)) == ([[[1]], [[2]]], 0)
+        assert buffer._tasks.open("task").stats().ledger.expired == 2
+
+    play(scenario, on_discard=tell)
+
+
+class Ray:
+    """A stand-in for Ray: what a process that runs it has under its name."""
+
+    class ObjectRef:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    def __init__(self, *, runs: bool) -> None:
+        self.objects: list[Any] = []
+        self.is_initialized = lambda: runs
+        self.exceptions = SimpleNamespace(RayError=ArithmeticError)
+
+    def put(self, value: Any) -> ObjectRef:
+        self.objects.append(value)
+        return self.ObjectRef(len(self.objects) - 1)
+
+    def get(self, reference: ObjectRef, *, timeout: float) -> Any:
+        if reference.number >= len(self.objects):
+            raise ArithmeticError(f"lost within {timeout} s")
+        return self.objects[reference.number]
+
+
+def with_references(make: Make, ray: Ray, **fields: Any) -> Any:
+    """A rollout with ObjectRefs in every place where XTuner has some."""
+    return make(
+        1,
+        routed_experts=[ray.put(np.arange(4)), ray.put(np.arange(2))],
+        mm_info={"pixel_values": ray.put(np.ones((2, 3)))},
+        extra_fields={"outer": {"inner": (ray.put({"tokens": [11, ray.put("deep")]}),)}},
+        **fields,
+    )
+
+
+def test_object_refs_are_resolved_at_put_and_put_back_at_get(
+    play: Any, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, other = Ray(runs=True), Ray(runs=True)
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, Ray.ObjectRef):
+            return resolved(other.objects[value.number])
+        if isinstance(value, dict):
+            return {key: resolved(each) for key, each in value.items()}
+        return [resolved(each) for each in value] if isinstance(value, list | tuple) else value
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        for _ in range(3):
+            await buffer.put([with_references(make, ray)], "task")
+        monkeypatch.setitem(sys.modules, "ray", other)  # another process
+        ((got,),) = await buffer.get(1, "task", "completed")
+        assert [type(each) for each in of(got, "routed_experts")] == [Ray.ObjectRef] * 2
+        assert type(of(got, "extra_fields")["outer"]["inner"][0]) is Ray.ObjectRef
+        monkeypatch.delitem(sys.modules, "ray")  # a process without Ray gets the objects
+        ((plain,),) = await buffer.get(1, "task", "completed")
+        for rollout in (plain, got):
+            assert resolved(of(rollout, "routed_experts"))[0].tolist() == [0, 1, 2, 3]
+            assert resolved(of(rollout, "mm_info"))["pixel_values"].shape == (2, 3)
+            deep = {"outer": {"inner": [{"tokens": [11, "deep"]}]}}
+            assert resolved(of(rollout, "extra_fields")) == deep
+        monkeypatch.setitem(sys.modules, "ray", other)
+        before = len(other.objects)
+        options: dict[str, Any] = {"namespace": buffer._tasks.namespace, "group": "replay"}
+        reader = RolloutReader(lambda rollout: rollout_sample({**rollout, "extra_fields": {}}))
+        with (
+            ExperienceStream(buffer._tasks.client, "task", reader=reader, **options) as stream,
+            stream.take(1, timeout=5) as lease,
+        ):
+            ((sample,),) = lease.groups()
+            assert sample.tensors["pixel_values"].shape == (2, 3)
+            assert sample.tensors["routed_experts"].tolist() == [1, 2, 3, 0, 1]
+        assert len(other.objects) == before
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"), [(False, r"resolve a Ray ObjectRef with ray\.get"), (True, "lost within")]
+)
+def test_object_refs_that_cannot_be_resolved_are_refused(
+    play: Any, make: Make, monkeypatch: pytest.MonkeyPatch, said: str, *, runs: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Ray(runs=runs))
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        with pytest.raises(RecordError, match=said):
+            await buffer.put([make(1, extra_fields={"x": [Ray.ObjectRef(9)]})], "task")
+        assert len(buffer) == 0
 
     play(scenario)
 
@@ -1074,13 +1361,17 @@ def test_groups_that_redis_expired_are_reset_after_resume(
         async with ReplayBuffer(client, namespace=f"{namespace}-2", **options) as again:
             await again.resume(tmp_path)
             ((old, young),) = await again.get(1, "task", Status.EXPIRED)
-            reset_as_expected(old, 3)
+            reset_as_expected(old, 0)  # as the second refresh has left it
+            assert of(young, "seq_staleness") == 1
             assert of(young, "response_ids") == [3, 4]
             left = await again.get(9, "task", Status.COMPLETED)
             assert ids(left) == [[3], [4]]
             assert [of(group[0], "seq_staleness") for group in left] == [1, 0]
 
     asyncio.run(main())
+
+
+MADE_AGAIN = ("status", "response_ids", "response_model_steps", "response_mask", "labels")
 
 
 class Walking:
@@ -1125,32 +1416,43 @@ class Walking:
             input_ids=None,
         )
 
-    def put(self, group: list[dict[str, Any]], step: int, limit: int, token_limit: int) -> None:
-        steps = [at for rollout in group for at in rollout["response_model_steps"] or []]
-        version = min(steps, default=step - 1)
+    @staticmethod
+    def status(group: list[dict[str, Any]]) -> str:
+        own = [rollout["status"] for rollout in group]
+        order = ("failed", "aborted", "expired", "filtered")
+        return next((status for status in order if status in own), "completed")
+
+    def age(self, group: list[dict[str, Any]], step: int, *limits: int, keeps: bool) -> str:
+        """Refresh a group, reset what expires, and return its status."""
+        status = self.status(group)
+        if status in ("failed", "filtered"):
+            return status
+        before = [rollout for rollout in group if rollout["status"] == "expired"]
         for rollout in group:
             rollout["seq_staleness"] = self.stale(rollout, step)
-        statuses = [rollout["status"] for rollout in group]
-        first = next((s for s in ("failed", "aborted") if s in statuses), "completed")
-        if first != "failed":
-            for rollout in self.expired(group, step, limit, token_limit):
-                self.reset(rollout)
-                first = "expired"
-        self.records.append((first, version, group))
+        expired = [*before, *self.expired(group, step, *limits)]
+        for rollout in expired if keeps else ():
+            self.reset(rollout)
+        return "expired" if expired else status
 
-    def refresh(self, step: int, limit: int, token_limit: int) -> int:
-        count = 0
-        for place, (status, version, group) in enumerate(self.records):
-            if status not in ("completed", "aborted"):
-                continue
-            for rollout in group:
-                rollout["seq_staleness"] = self.stale(rollout, step)
-            expired = self.expired(group, step, limit, token_limit)
-            for rollout in expired:
-                self.reset(rollout)
-            if expired:
-                count += 1
-                self.records[place] = ("expired", version, group)
+    def put(self, group: list[dict[str, Any]], step: int, *limits: int, keeps: bool) -> None:
+        steps = [at for rollout in group for at in rollout["response_model_steps"] or []]
+        version = min(steps, default=step - 1)
+        status = self.age(group, step, *limits, keeps=keeps)
+        if status in ("failed", "filtered"):
+            version = -max(rollout["seq_staleness"] for rollout in group)
+        if keeps or status != "expired":
+            self.records.append((status, version, group))
+
+    def refresh(self, step: int, *limits: int, statuses: list[str], keeps: bool) -> int:
+        count, left = 0, []
+        for status, version, group in self.records:
+            new = self.age(group, step, *limits, keeps=keeps) if status in statuses else status
+            expired = new == "expired" and status in statuses
+            count += expired
+            if keeps or not expired:
+                left.append((new, version, group))
+        self.records = left
         return count
 
     def get(self, size: int, status: str) -> list[list[dict[str, Any]]]:
@@ -1167,14 +1469,24 @@ def random_group(dice: random.Random, number: int, step: int) -> list[dict[str, 
         steps = [max(0, step - dice.randint(1, 6)) for _ in range(dice.randint(0, 3))]
         return as_dict(
             number,
-            status=dice.choices(["completed", "aborted", "failed"], [8, 2, 1])[0],
+            status=dice.choices([*Status], [8, 8, 2, 1, 1, 1, 1])[0].value,
             response_ids=list(range(len(steps))),
             response_model_steps=steps,
             response_mask=dice.choice([None, [dice.randint(0, 1) for _ in steps]]) or None,
             labels=dice.choices([None, [1]], [8, 1])[0],
+            seq_staleness=dice.randint(0, 3),
         )
 
     return [one() for _ in range(dice.randint(1, 3))]
+
+
+def comparable(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the staleness of a response that is gone, which XTuner's next refresh sets to 0."""
+    return [
+        {**rollout, "seq_staleness": None if rollout["status"] == "expired" else at}
+        for rollout in group
+        for at in [rollout["seq_staleness"]]
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -1182,31 +1494,49 @@ def random_group(dice: random.Random, number: int, step: int) -> list[dict[str, 
 def test_a_random_sequence_of_calls_equals_a_model_of_xtuners_buffer(
     play: Any, order: Any, seed: int
 ) -> None:
+    pools = ["completed", "aborted", "expired", "failed", "filtered"]
+
     async def scenario(buffer: ReplayBuffer) -> None:
         dice, model, step = random.Random(seed), Walking(order), 3
-        for number in range(150):
+        again: list[list[dict[str, Any]]] = []
+        for number in range(200):
             step += dice.randint(0, 1)
-            limit, token_limit = dice.randint(3, 7), dice.randint(2, 6)
+            limits = dice.randint(3, 7), dice.randint(2, 6)
+            keeps = dice.random() < 0.8
             action = dice.choices(["put", "refresh", "get"], [5, 1, 2])[0]
             if action == "put":
-                group = random_group(dice, number, step)
-                options: dict[str, int] = {}
+                group = again.pop() if again else random_group(dice, number, step)
+                for rollout, other in zip(group, random_group(dice, number, step), strict=False):
+                    if rollout["status"] == "expired" and dice.random() < 0.7:
+                        rollout |= {name: other[name] for name in MADE_AGAIN}
+                options: dict[str, Any] = {"expired_groups_retryable": keeps}
                 if dice.random() < 0.3:
-                    options = {"stale_threshold": limit, "token_stale_threshold": token_limit}
-                model.put(copy.deepcopy(group), step, *(options.values() or (99, 99)))
+                    options |= dict(
+                        zip(("stale_threshold", "token_stale_threshold"), limits, strict=True)
+                    )
+                else:
+                    limits = 99, 99
+                theirs = copy.deepcopy(group)
+                model.put(theirs, step, *limits, keeps=keeps)
                 await buffer.put(group, "task", current_train_step=step, **options)
-                assert group == model.records[-1][2]
+                assert not keeps or group == theirs
             elif action == "refresh":
+                step += 1
+                statuses = dice.choice([None, pools[:2], pools[1:2], pools])
+                asked: dict[str, Any] = {"statuses": statuses, "current_train_step": step}
                 expired = await buffer.refresh_staleness(
-                    {"task": limit},
-                    task_token_stale_thresholds={"task": token_limit},
-                    current_train_step=step,
+                    {"task": limits[0]},
+                    task_token_stale_thresholds={"task": limits[1]},
+                    expired_groups_retryable_by_task={"task": keeps},
+                    **asked,
                 )
-                assert expired == {"task": model.refresh(step, limit, token_limit)}
+                found = model.refresh(step, *limits, statuses=statuses or pools[:3], keeps=keeps)
+                assert expired == {"task": found}
             else:
-                size = dice.randint(1, 4)
-                status = dice.choice(["completed", "aborted", "expired", "failed"])
-                assert await buffer.get(size, "task", status) == model.get(size, status)
+                size, status = dice.randint(1, 4), dice.choice(pools)
+                got = await buffer.get(size, "task", status)
+                assert list(map(comparable, got)) == list(map(comparable, model.get(size, status)))
+                again += got if status == "expired" else []
             assert len(buffer) == len(model.records)
 
     play(scenario, order=order)

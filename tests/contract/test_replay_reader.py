@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -151,6 +152,14 @@ def test_a_stream_never_moves_rollouts_to_the_dead_letters(
         ({"response_mask": [1]}, "response_mask is 1 entries"),
         ({"response_model_steps": [1]}, "response_model_steps"),
         ({"reward": "good"}, "reward is 'good'"),
+        ({"mm_info": [1]}, "mm_info is"),
+        ({"mm_info": {"pixel_values": np.array(["a"])}}, "mm_info holds no array"),
+        ({"routed_experts": "all"}, "routed_experts holds no array"),
+        ({"routed_experts": [np.ones((1, 2)), np.ones((1, 3))]}, "routed_experts holds no array"),
+        ({"input_ids": [1, 2]}, "labels is None"),
+        ({"input_ids": [1, 2], "labels": [1]}, "labels is of shape"),
+        ({"input_ids": [1, 2], "labels": [1, -100]}, "labels of a rollout hold no token"),
+        ({"input_ids": [1, 2], "labels": [1, 2], "logprobs": [0.0]}, "logprobs is of shape"),
     ],
 )
 def test_rollouts_that_are_no_samples_are_named(fields: dict[str, Any], said: str) -> None:
@@ -164,3 +173,55 @@ def test_missing_fields_may_be_missing() -> None:
     assert item.action_mask.tolist() == [True, True]  # type: ignore[union-attr]
     assert torch.equal(item.reward, torch.tensor(2.0))  # type: ignore[arg-type]
     assert item.token_versions is None
+
+
+def test_images_and_routed_experts_become_tensors() -> None:
+    experts = np.arange(6).reshape(3, 2)
+    pixels, grid = np.ones((4, 3), np.float32), torch.tensor([[1, 2, 2]])
+    info = {"pixel_values": pixels, "image_grid_thw": grid, "num_img_tokens": [4], "audio": None}
+    item = rollout_sample(rollout(1, mm_info=info, routed_experts=experts))
+    assert item.tensors["pixel_values"].tolist() == pixels.tolist()
+    assert item.tensors["image_grid_thw"] is grid
+    assert item.tensors["routed_experts"].tolist() == experts.tolist()
+    assert item.extras == {"mm_info": {"num_img_tokens": [4]}}
+    trace = rollout_sample(rollout(1, routed_experts=[experts, experts[:1]]))
+    assert trace.tensors["routed_experts"].tolist() == [[2, 3], [4, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("first", [-100, 5])
+def test_a_trace_is_read_from_its_input_ids_and_labels(first: int) -> None:
+    trace: dict[str, Any] = {"input_ids": [5, 6, 7, 8, 9], "labels": [first, -100, 7, -100, 9]}
+    item = rollout_sample({**trace, "logprobs": [0.0, 0.0, -0.5, 0.0, -0.25], "reward": 1})
+    assert item.sequences.tolist() == [5, 6, 7, 8, 9]  # type: ignore[union-attr]
+    assert item.action_mask.tolist() == [True, False, True]  # type: ignore[union-attr]
+    assert item.action_log_probs.tolist() == [-0.5, 0, -0.25]  # type: ignore[union-attr]
+    bare = rollout_sample({**trace, "response_model_steps": [3, 4]})
+    assert (bare.action_log_probs, bare.token_versions, bare.policy_version) == (None, None, 3)
+    whole = rollout_sample({**trace, "response_model_steps": [3, 4, 4]})
+    assert whole.token_versions.tolist() == [3, 4, 4]  # type: ignore[union-attr]
+
+
+def test_stale_tokens_are_masked_but_not_in_groups_with_a_trace(
+    fill: Callable[..., None], opened: Callable[..., ExperienceStream]
+) -> None:
+    trace = {"input_ids": [5, 6], "labels": [-100, 6], "logprobs": [0.0, -1.0]}
+    steps = [1, 3, 4]
+    fill(
+        [
+            rollout(1, 3, response_model_steps=steps),
+            rollout(1, 3, response_model_steps=steps, response_mask=None),
+        ],
+        [rollout(2, 3, response_model_steps=steps), trace],
+    )
+    reader = RolloutReader(token_stale_threshold=3, train_step=lambda: 7)
+    with opened(reader=reader).take(2) as lease:
+        masks = [[item.action_mask.tolist() for item in group] for group in lease.groups()]  # type: ignore[union-attr]
+    assert masks == [
+        [[False, False, False], [False, False, True]],
+        [[True, True, False], [True]],
+    ]
+    for wrong in ({"token_stale_threshold": 1}, {"train_step": int}):
+        with pytest.raises(ConfigError, match="give both"):
+            RolloutReader(**wrong)
+    with pytest.raises(ConfigError, match="token_stale_threshold"):
+        RolloutReader(token_stale_threshold=0, train_step=int)

@@ -2,10 +2,11 @@
 
 python -m tests.peers FOLDER [PYTHON]
 
-FOLDER holds checkouts named TransferQueue, verl, RL (NeMo RL) and xtuner; those that are missing
-are said. PYTHON has redrb's packages and the ones that these projects import:
+FOLDER holds checkouts named TransferQueue, verl, RL (NeMo RL) and xtuner (InternLM/xtuner); those
+that are missing are said. PYTHON has redrb's packages and the ones that these projects import:
 
-    pip install ray omegaconf hydra-core codetiming cachetools fastapi torchdata mmengine cyclopts
+    pip install ray omegaconf hydra-core codetiming cachetools fastapi torchdata
+    pip install loguru mmengine cyclopts more-itertools imageio
 
 Nothing of the projects is copied or changed. Exits with 1 if a test fails or a checkout is missing.
 """
@@ -26,11 +27,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """A project: its folder, its tests, and those that look into its own internals."""
+    """A project: its folder, its tests, those that look into its own internals, and options."""
 
     folder: str
     tests: tuple[str, ...]
     apart: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("-p", "redrb_peers", "--noconftest")
+
+
+XTUNER = ("-p", "peer_stand_ins", "-p", "redrb_xtuner", "--confcutdir=tests/rl")
 
 
 PEERS = (
@@ -50,6 +55,25 @@ PEERS = (
     ),
     Peer("RL", ("tests/unit/data_plane/test_interface_contract.py",)),
     Peer("xtuner", (str(HERE / "xtuner_plug.py"),)),
+    Peer(
+        "xtuner",
+        (
+            "tests/rl/test_replay_buffer.py",
+            "tests/rl/test_producer.py",
+            "tests/rl/test_multi_task_agent_loop_manager.py",
+            "tests/rl/test_rl_colocate_trainer.py",
+            "tests/rl/test_rl_disaggregated_trainer.py",
+        ),
+        options=XTUNER,
+    ),
+    Peer(  # apart from the others, for which XTuner replaces its modules of training
+        "xtuner",
+        (
+            "tests/rl/test_agent_loop_manager_checkpoint.py",
+            "tests/rl/test_rl_trainer_checkpoint.py",
+        ),
+        options=XTUNER,
+    ),
 )
 
 
@@ -69,8 +93,9 @@ def run(peer: Peer, folder: Path, python: str, url: str) -> int:
         "REDRB_TRANSFER_QUEUE": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    options = ["-p", "redrb_peers", "-p", "no:cacheprovider", "--noconftest", "-q", "-ra"]
-    options += ["-c", os.devnull, "--rootdir", str(checkout), "-W", "ignore"]
+    # XTuner's conftest looks at the words that are paths
+    options = [*peer.options, "-p", "no:cacheprovider", "-q", "-ra", "-W", "ignore"]
+    options += [f"--config-file={os.devnull}", f"--rootdir={checkout}"]
     if peer.apart:
         options += ["-k", " and ".join(f"not {name}" for name in peer.apart)]
     print(f"== {peer.folder}", flush=True)

@@ -107,10 +107,10 @@ def test_agentic_groups_skip_the_token_rule_only(name: str) -> None:
     assert expired_members(group, 5, Thresholds(token=1, sequence=4)) == group
 
 
-def test_without_a_train_step_tokens_have_no_staleness() -> None:
-    own = rollout(response_model_steps=[0], seq_staleness=3)
-    assert expired_members([own], None, Thresholds(token=1)) == []
-    assert expired_members([own], None, Thresholds(sequence=3)) == [own]
+@pytest.mark.parametrize("status", Status)
+def test_without_a_train_step_nothing_expires(status: Status) -> None:
+    own = rollout(response_model_steps=[0], seq_staleness=3, status=status)
+    assert expired_members([own], None, Thresholds(sequence=3, token=1)) == []
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -129,8 +129,8 @@ def test_thresholds_below_one_are_refused(value: int) -> None:
         (Status.ABORTED, True),
         (Status.FAILED, False),
         (Status.FILTERED, False),
-        (Status.EXPIRED, False),
-        (Status.ARCHIVED, False),
+        (Status.EXPIRED, True),
+        (Status.ARCHIVED, True),
     ],
 )
 def test_finished_groups_do_not_expire_on_arrival(status: Status, *, expires: bool) -> None:
@@ -284,3 +284,5 @@ def test_the_order_goes_by_version_or_by_seq_staleness() -> None:
     assert version(None, 9, rollout()) == FRESHEST
     assert version(None, 9, rollout(seq_staleness=2), rollout(seq_staleness=4)) == 4
     assert version(9, 9, rollout(response_model_steps=[2], seq_staleness=99)) == 2
+    failed = rollout(response_model_steps=[2], seq_staleness=5, status=Status.FAILED)
+    assert version(9, 9, rollout(), failed) == version(None, 9, failed) == -5

@@ -125,11 +125,12 @@ def test_facts_that_no_group_can_have_are_refused(facts: dict[str, Any]) -> None
         Frame(Kind.REFRESHES, {"completed": "1 10"}, b""),
         Frame(Kind.REFRESHES, {"completed": "soon"}, b""),
         Frame(Kind.REFRESHES, {"king": "1 2"}, b""),
+        Frame(Kind.REFRESHES, {"completed 2 -": "1 2"}, b""),
     ],
     ids=[
         *("a counter", "a huge id", "the last id of a stream"),
         *("a forwarded group that is not here", "a row", "a digest", "an origin", "no sources"),
-        *("a refresh of later groups", "no refresh", "no status"),
+        *("a refresh of later groups", "no refresh", "no status", "no rule"),
     ],
 )
 def test_records_that_would_block_later_ones_are_refused(frame: Frame) -> None:

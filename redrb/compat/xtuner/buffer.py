@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from redrb.checks import checked_int_or_none
 from redrb.compat.xtuner import saving
 from redrb.compat.xtuner.executor import ReplayExecutor
-from redrb.compat.xtuner.rollout_fields import check_declared, checked_status, status_of
-from redrb.compat.xtuner.rollout_packing import pack_group
+from redrb.compat.xtuner.rollout_fields import check_declared, checked_status
+from redrb.compat.xtuner.rollout_packing import pack_group, unpack_group
 from redrb.compat.xtuner.staleness import (
+    AGEING,
     Thresholds,
     expire,
     fill_steps,
+    group_status,
     too_stale,
     version_to_order_by,
     write_staleness,
@@ -22,18 +26,21 @@ from redrb.compat.xtuner.staleness import (
 from redrb.compat.xtuner.taking import Taker, acknowledge, release
 from redrb.compat.xtuner.tasks import ReplayOrder, Tasks
 from redrb.connection import Client
-from redrb.errors import ConfigError
-from redrb.experience import Status
+from redrb.errors import ConfigError, DecodeError
+from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.experience.status import group_status
-from redrb.stream.task.settings import LEASE_MS
+from redrb.stream.take.partition_lease import Expiry
+from redrb.stream.take.rollout_reading import ROLLOUT
+from redrb.stream.task.settings import LEASE_MS, OnExpired
+
+_log = logging.getLogger("redrb")
 
 T = TypeVar("T")
 
+OnDiscard: TypeAlias = Callable[[list[list[Any]]], Awaitable[object] | object]
+
 THREADS = 4
 """Calls of one buffer that run at the same time; further calls queue."""
-
-REFRESHED = (Status.COMPLETED, Status.ABORTED)
 
 
 class ReplayBuffer:
@@ -70,6 +77,7 @@ class ReplayBuffer:
         tags: Sequence[str] | None = None,
         limit: int | None = None,
         run: str | None = None,
+        on_discard: OnDiscard | None = None,
     ) -> None:
         """Make a buffer, without a request to Redis.
 
@@ -93,6 +101,11 @@ class ReplayBuffer:
             run: Name of the run that the groups are of. A buffer that holds groups of another run
                 is refused at the first call. "": a new run, or that of the save which is resumed.
                 None: groups of every run are put and taken.
+            on_discard: Function or coroutine function that gets the groups which a call of this
+                buffer has discarded, all at once, before `put` resets the caller's rollouts. It
+                releases what other systems hold for them: with XTuner's trace store,
+                `release_and_discard_rollout_groups`. If `refresh_staleness` fails half-way, it may
+                get groups that the next refresh discards again; a cancelled call may leave it out.
 
         Raises:
             ConfigError: The client, order, number of partitions, namespace or run cannot be used.
@@ -104,6 +117,7 @@ class ReplayBuffer:
             raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
         self._rollout_type = rollout_type
         self._taker = Taker(self._tasks, rollout_type)
+        self._on_discard = on_discard
         self._newest_train_step = 0
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
         self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
@@ -158,13 +172,15 @@ class ReplayBuffer:
         Args:
             items: Rollouts of one prompt; an empty group is ignored.
             model_step: Model step of response tokens that have no step.
-            current_train_step: The trainer's step, from which staleness is computed. None: the
-                rollouts keep their `seq_staleness`, and tokens have no staleness.
+            current_train_step: The trainer's step, from which staleness is computed, unless the
+                group has failed or was filtered. None: the rollouts keep their `seq_staleness`, and
+                none expires.
             stale_threshold: Staleness at which a rollout expires, and its group with it.
             token_stale_threshold: A rollout expires when all tokens that count are this stale;
                 groups with `input_ids` or `labels` skip this rule.
             expired_groups_retryable: Whether an expired group waits under EXPIRED for new
-                responses; otherwise it is discarded, and its rollouts lose their prompts too.
+                responses; otherwise it is discarded, and its rollouts lose their prompts too. This
+                holds for a group, too, that was expired before and is put again.
             tags: Values of the declared tags, such as `source="gsm8k"`.
 
         Raises:
@@ -182,42 +198,47 @@ class ReplayBuffer:
         train_step = checked_int_or_none("current_train_step", current_train_step)
         thresholds = Thresholds(stale_threshold, token_stale_threshold)
 
-        def store() -> None:
+        def stored() -> bool:
             for rollout in group:
                 check_declared(rollout, self._rollout_type)
             if fills is not None:
                 fill_steps(group, fills)
+            status = group_status(group)
             if train_step is not None:
-                for rollout in group:
+                for rollout in group if status in AGEING else ():
                     if isinstance(rollout, dict):
                         rollout.setdefault("seq_staleness", 0)
                 write_staleness(group, train_step)
                 self._newest_train_step = max(self._newest_train_step, train_step)
             stale = too_stale(group, train_step, thresholds)
+            status = Status.EXPIRED if stale else status
             stream = self._tasks.open(task_name)
-            if stale and not expired_groups_retryable:
+            if status is Status.EXPIRED and not expired_groups_retryable:
                 stream.discard_expired(1)
-                expire(group, for_good=True)
-                return
+                return False
             version = version_to_order_by(group, train_step, self._newest_train_step)
             expire(stale)
             stream.put(
                 pack_group(group, train_step),
-                status=Status.EXPIRED if stale else group_status(map(status_of, group)),
+                status=status,
                 priority=-version if self._tasks.order == "stalest" else None,
                 tags=tags or None,
             )
+            return True
 
         if not group:
             return
         if self._tasks.limit is None:
-            await self._executor.run(store)
-            return
-        if self._executor.closed:
-            raise ConfigError("the buffer is closed: make another one.")
-        if task_name not in self._putting:
-            self._putting[task_name] = ReplayExecutor(1, "redrb-replay-put")
-        await self._putting[task_name].run_stoppable(store)
+            kept = await self._executor.run(stored)
+        else:
+            if self._executor.closed:
+                raise ConfigError("the buffer is closed: make another one.")
+            if task_name not in self._putting:
+                self._putting[task_name] = ReplayExecutor(1, "redrb-replay-put")
+            kept = await self._putting[task_name].run_stoppable(stored)
+        if not kept:
+            await self._tell([group])
+            expire(group, for_good=True)
 
     async def get(
         self, batch_size: int, task_name: str, group_status: object, **where: Any
@@ -301,15 +322,19 @@ class ReplayBuffer:
     ) -> dict[str, int]:
         """Expire groups that have become too stale; the cost grows with the expired groups only.
 
+        In groups that are expired already, rollouts that were still fresh may expire, too; groups
+        that are not retryable are discarded.
+
         Args:
             task_stale_thresholds: Task -> `stale_threshold` of `put`.
             task_token_stale_thresholds: Task -> `token_stale_threshold` of `put`.
             expired_groups_retryable_by_task: Task -> `expired_groups_retryable` of `put`; default:
                 True.
-            statuses: Statuses of groups that may expire; default: completed and aborted.
+            statuses: Statuses of groups that age; default: completed, aborted and expired. Groups
+                of other statuses never do.
 
         Returns:
-            Task -> number of expired groups.
+            Task -> number of expired groups, with those of `statuses` that were expired before.
         """
         tokens = task_token_stale_thresholds or {}
         retryable = expired_groups_retryable_by_task or {}
@@ -318,25 +343,55 @@ class ReplayBuffer:
             for task in dict.fromkeys([*task_stale_thresholds, *tokens])
         }
         train_step = checked_int_or_none("current_train_step", current_train_step) or 0
-        chosen = REFRESHED if statuses is None else tuple(map(checked_status, statuses))
+        asked = AGEING if statuses is None else set(map(checked_status, statuses))
+        ageing = [status for status in AGEING if status in asked]
+        fresh = [status for status in ageing if status is not Status.EXPIRED]
+        discarded: list[list[Any]] = []
+
+        def note_discarded(items: list[BufferItem]) -> None:
+            if ROLLOUT in items[0].extras:  # else a stream has put it
+                try:
+                    discarded.append(self._taker.made(unpack_group(items)))
+                except DecodeError as error:  # it is discarded all the same
+                    _log.error("on_discard is not told of a group: %s", error)
+
+        def refresh_one(task: str, rule: Thresholds) -> int:
+            stream = self._tasks.find(task)
+            if stream is None:
+                return 0
+            keeps, expired, hook = retryable.get(task, True), 0, self._on_discard
+            if fresh != ageing and keeps:
+                expired = self._tasks.count(task, Status.EXPIRED)
+            elif fresh != ageing:
+                for groups in self._taker.discard_expired(task):
+                    expired += len(groups)
+                    discarded.extend(groups if hook is not None else ())
+            ends: OnExpired | Callable[[list[BufferItem]], object] = "keep"
+            if not keeps:
+                ends = "discard" if hook is None else note_discarded
+            refresh = Expiry(
+                train_step - 1,  # on-policy, the train step is one ahead of the model step
+                None if rule.sequence is None else rule.sequence - 1,
+                None if rule.token is None else rule.token - 1,
+            )
+            expired += stream.expire(
+                refresh.current_version,
+                max_staleness=refresh.max_staleness,
+                max_token_staleness=refresh.max_token_staleness,
+                statuses=fresh,
+                on_expired=ends,
+            )
+            self._tasks.note_refresh(task, ageing, refresh)
+            return expired
 
         def refresh() -> dict[str, int]:
             self._newest_train_step = max(self._newest_train_step, train_step)
-            expired = dict.fromkeys(rules, 0)
-            for task, rule in rules.items():
-                stream = self._tasks.find(task)
-                if stream is not None:
-                    expired[task] = stream.expire(
-                        train_step - 1,  # on-policy, the train step is one ahead of the model step
-                        max_staleness=None if rule.sequence is None else rule.sequence - 1,
-                        max_token_staleness=None if rule.token is None else rule.token - 1,
-                        statuses=chosen,
-                        on_expired="keep" if retryable.get(task, True) else "discard",
-                    )
-                    self._tasks.note_refresh(task, chosen, train_step)
-            return expired
+            return {task: refresh_one(task, rule) for task, rule in rules.items()}
 
-        return await self._executor.run(refresh)
+        try:
+            return await self._executor.run(refresh)
+        finally:
+            await self._tell(discarded)
 
     async def save(self, path: str | Path) -> None:
         """Write all waiting groups into a directory, which is made if it does not exist.
@@ -390,6 +445,13 @@ class ReplayBuffer:
             putting.stop()
             await putting.close()
         await self._executor.close(self._tasks.close)
+
+    async def _tell(self, discarded: list[list[Any]]) -> None:
+        """Call `on_discard` with groups that were discarded, and wait for it."""
+        if self._on_discard is not None and discarded:
+            told = self._on_discard(discarded)
+            if isawaitable(told):
+                await told
 
     async def _take(
         self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None

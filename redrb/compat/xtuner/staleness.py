@@ -27,10 +27,10 @@ from redrb.compat.xtuner.rollout_fields import (
 )
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Status
-from redrb.experience.status import group_status
+from redrb.experience import status as statuses
 
-EXPIRABLE = (Status.INIT, Status.COMPLETED, Status.ABORTED)
-"""Statuses of groups that may expire on arrival; groups of other statuses are finished."""
+AGEING = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
+"""Statuses of groups whose rollouts may expire; groups of other statuses are finished."""
 
 FRESHEST = STEPS_END
 """Version of a group without staleness; a double represents it exactly."""
@@ -57,6 +57,12 @@ class Thresholds:
                 )
 
 
+def group_status(group: Iterable[Any]) -> Status:
+    """Return a group's status: init and archived ones count as completed, as in XTuner."""
+    found = statuses.group_status(map(status_of, group))
+    return Status.COMPLETED if found in (Status.INIT, Status.ARCHIVED) else found
+
+
 def oldest_step(rollout: Any) -> int | None:
     """Return the oldest model step among the response tokens; None if no token has one."""
     return min(steps_of(rollout), default=None)
@@ -80,14 +86,21 @@ def staleness(rollout: Any, train_step: int | None) -> int:
 def expired_members(
     group: Sequence[Any], train_step: int | None, thresholds: Thresholds
 ) -> list[Any]:
-    """Return the rollouts that are too stale; a single one expires the group."""
+    """Return the rollouts that are expired or too stale; a single one expires the group.
+
+    Without a train step none is too stale.
+    """
+    if train_step is None:
+        return []
     agentic = is_agentic(group)
 
     def is_expired(rollout: Any) -> bool:
         sequence = thresholds.sequence
+        if status_of(rollout) is Status.EXPIRED:
+            return True
         if sequence is not None and staleness(rollout, train_step) >= sequence:
             return True
-        if agentic or train_step is None or thresholds.token is None:
+        if agentic or thresholds.token is None:
             return False
         steps, mask = steps_of(rollout), mask_of(rollout)
         if mask is not None:
@@ -104,13 +117,15 @@ def version_to_order_by(
 
     It is the oldest model step of all rollouts. If `put` gives no train step and `seq_staleness` is
     above 0, it is the version of this staleness at `newest_train_step`. A group that has neither
-    steps nor staleness comes last.
+    steps nor staleness comes last. Groups that do not age are sorted by their `seq_staleness`.
 
     Args:
         group: Rollouts of one prompt, before any of them is reset.
         train_step: The `current_train_step` of the put.
         newest_train_step: The newest train step of all calls of this buffer.
     """
+    if group_status(group) not in AGEING:
+        return -max(staleness(rollout, None) for rollout in group)
     if train_step is None:
         stored = max(staleness(rollout, None) for rollout in group)
         if stored > 0:
@@ -154,21 +169,19 @@ def fill_steps(group: Iterable[Any], model_step: int) -> None:
             write(rollout, "response_model_steps", [*steps, *[model_step] * missing])
 
 
-def write_staleness(group: Iterable[Any], train_step: int) -> None:
-    """Write the staleness at `train_step` into every rollout that has a field for it."""
-    for rollout in group:
+def write_staleness(group: Sequence[Any], train_step: int) -> None:
+    """Write the staleness at `train_step` into the rollouts that have a field for it.
+
+    Groups that do not age keep theirs.
+    """
+    for rollout in group if group_status(group) in AGEING else ():
         if has(rollout, "seq_staleness"):
             write(rollout, "seq_staleness", staleness(rollout, train_step))
 
 
 def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Thresholds) -> list[Any]:
-    """Return the rollouts that are too stale when their group arrives; empty: it does not expire.
-
-    Groups that failed, or were filtered, expired or archived before, keep their status.
-    """
-    if group_status(map(status_of, group)) not in EXPIRABLE:
-        return []
-    return expired_members(group, train_step, thresholds)
+    """Return the rollouts that expire when their group arrives; empty: it keeps its status."""
+    return expired_members(group, train_step, thresholds) if group_status(group) in AGEING else []
 
 
 def expire(rollouts: Iterable[Any], *, for_good: bool = False) -> None:

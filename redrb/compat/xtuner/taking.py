@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from redrb.compat.xtuner.object_refs import putting_back
 from redrb.compat.xtuner.rollout_fields import as_declared
 from redrb.compat.xtuner.rollout_packing import StoredRollout, unpack_group
 from redrb.compat.xtuner.staleness import Thresholds, expire, expired_members, write_staleness
@@ -19,6 +20,9 @@ from redrb.stream.task.settings import NO_BOUND
 from redrb.words import counted
 
 _log = logging.getLogger("redrb")
+
+DISCARDED = 32
+"""Groups that are leased at a time to be discarded."""
 
 
 class TakenGroups(NamedTuple):
@@ -41,12 +45,24 @@ class Taker:
         """Lease groups of several tasks; after an error none is leased."""
         taken: dict[str, TakenGroups] = {}
         try:
-            for task, size in sizes.items():
-                taken[task] = self._take_one(task, size, status, where)
+            with putting_back():
+                for task, size in sizes.items():
+                    taken[task] = self._take_one(task, size, status, where)
         except BaseException:
             release(taken)
             raise
         return taken
+
+    def discard_expired(self, task: str) -> Iterator[list[list[Any]]]:
+        """End all groups that wait as expired, and yield some at a time."""
+        while (taken := self._take_one(task, DISCARDED, Status.EXPIRED, None)).groups:
+            for lease in taken.leases:
+                lease.expire()
+            yield taken.groups
+
+    def made(self, group: Sequence[StoredRollout]) -> list[Any]:
+        """Return the rollouts of a group as the caller wants them."""
+        return [as_declared(self._rollout_type, each.state) for each in group]
 
     def _take_one(
         self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
@@ -106,14 +122,15 @@ class Taker:
                 _log.error("task %r: group %d: %s", task, seq, error)
                 lease.reject(str(error), [seq])
                 continue
-            expiry, step = lease.expiries.get(seq), refreshed.get(seq)
+            expiry, put_at = lease.expiries.get(seq), group[0].train_step
+            since = -1 if put_at is None else put_at - 1
             if expiry is not None:
-                _finish_expiry(group, expiry)
-            elif step is not None:
-                put_at = (step if each.train_step is None else each.train_step for each in group)
-                older = [each.state for each, at in zip(group, put_at, strict=True) if at <= step]
-                write_staleness(older, step)
-            groups.append([as_declared(self._rollout_type, each.state) for each in group])
+                _age(group, expiry)
+                since = expiry.current_version
+            for refresh in refreshed.get(seq, ()):
+                if refresh.current_version >= since and refresh != expiry:
+                    _age(group, refresh)
+            groups.append(self.made(group))
         return groups
 
 
@@ -137,8 +154,8 @@ def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None
                 _log.warning("groups that were taken may be returned again: %s", error)
 
 
-def _finish_expiry(group: Sequence[StoredRollout], expiry: Expiry) -> None:
-    """Reset the rollouts of a group that a refresh expired in Redis, which cannot change them."""
+def _age(group: Sequence[StoredRollout], expiry: Expiry) -> None:
+    """Do to the rollouts of a group what a refresh has noted in Redis, which cannot change them."""
     limits = (expiry.max_staleness, expiry.max_token_staleness)
     thresholds = Thresholds(
         *(None if most is None or most >= NO_BOUND else most + 1 for most in limits)

@@ -19,6 +19,7 @@ from redrb.experience import Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.partition import MOST_PARTITIONS
+from redrb.stream.take.partition_lease import Expiry
 from redrb.stream.take.rollout_reading import as_stored
 from redrb.stream.task.calls import Stats
 from redrb.stream.task.entries import Numbering
@@ -146,27 +147,35 @@ class Tasks:
             if task not in leaving_out
         )
 
-    def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
-        """Note that all groups stored now have their staleness at `train_step`."""
+    def note_refresh(self, task: str, statuses: Iterable[Status], refresh: Expiry) -> None:
+        """Note that all groups stored now have aged; for expired ones by which rule, too."""
+        train_step, rule = refresh.current_version + 1, str(refresh).partition(" ")[2]
+        names = [f"{status} {rule}" if status is Status.EXPIRED else status for status in statuses]
         for store in self.stores(task):
             stored = store.client.execute("HGET", store.keys.puts, "last")
             with Reading(f"the last id of task {task!r}"):
                 last = int(stored or 0)
-            pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
+            pairs = [word for name in names for word in (name, f"{train_step} {last}")]
             if pairs:
                 store.client.execute("HSET", store.keys.refreshed, *pairs)
 
-    def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, int]:
-        """Return the train step of the last refresh of each group that was stored at that time."""
-        stores, found = self.stores(task), {}
+    def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, list[Expiry]]:
+        """Return the last refresh of each rule, oldest first, of groups that it has aged."""
+        stores, found = self.stores(task), dict[int, list[Expiry]]()
         for number, seqs in self._numbering.by_partition(ids).items():
             store = stores[number]
-            mark = store.client.execute("HGET", store.keys.refreshed, str(status))
-            if mark is not None:
-                with Reading(f"the last refresh of task {task!r}"):
-                    train_step, last = map(int, mark.split())
-                old = [seq for seq in seqs if seq <= last]  # the newest group at that time
-                found.update(dict.fromkeys(self._numbering.ids(number, old), train_step))
+            marks = store.client.execute("HGETALL", store.keys.refreshed)
+            with Reading(f"the refreshes of task {task!r}"):
+                for name, mark in zip(marks[::2], marks[1::2], strict=True):
+                    of, *rule = name.decode().split()
+                    train_step, last = map(int, mark.split())  # the newest group at that time
+                    if of == status:
+                        refresh = Expiry.parse(" ".join((str(train_step - 1), *(rule or "--"))))
+                        old = [seq for seq in seqs if seq <= last]
+                        for each in self._numbering.ids(number, old):
+                            found.setdefault(each, []).append(refresh)
+        for refreshes in found.values():
+            refreshes.sort(key=lambda refresh: refresh.current_version)
         return found
 
     def stores(self, task: str) -> list[TaskStore]:

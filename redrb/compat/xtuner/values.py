@@ -17,6 +17,7 @@ from torch import Tensor
 
 from redrb.codec.wire import INT64_RANGE
 from redrb.compat.xtuner.arrays import pack_numpy, pack_tensor, unpack_numpy, unpack_tensor
+from redrb.compat.xtuner.object_refs import is_reference, resolved, restored
 from redrb.compat.xtuner.rollout_fields import fields_of, is_record
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import Status
@@ -33,8 +34,9 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
 
     Args:
         value: None, bool, int of 64 bits, float, str, bytes, list, tuple, set, dict, aware
-            datetime, numpy array or scalar, or torch tensor. Of an Enum its value is stored, of an
-            object of a dataclass, pydantic model or msgspec Struct the dict of its fields.
+            datetime, numpy array or scalar, torch tensor, or Ray ObjectRef of these. Of an Enum its
+            value is stored, of an object of a dataclass, pydantic model or msgspec Struct the dict
+            of its fields.
         field: The rollout's field, for error messages.
         depth: Number of containers around the value.
     """
@@ -118,11 +120,14 @@ def _pack_other(value: Any, field: str, depth: int) -> Any:
         return float(value) if isinstance(value, float) else bytes(value)
     if isinstance(value, str):
         return str.__str__(value)
+    if is_reference(value):
+        return {TAG: "ref", "of": pack_value(resolved(value, field), field, depth)}
     own = type(value)
     raise RecordError(
         f"{field} holds a {own.__module__}.{own.__qualname__}, which cannot be stored: use "
         "None, bool, int, float, str, bytes, lists, dicts, numpy arrays, torch tensors, enums, "
-        "dataclasses or models of these; resolve a Ray ObjectRef with ray.get first.",
+        "dataclasses or models of these; where Ray does not run, resolve a Ray ObjectRef with "
+        "ray.get first.",
         field=field,
     )
 
@@ -154,6 +159,7 @@ _UNPACK: dict[str, Callable[[dict[str, Any]], Any]] = {
     "set": lambda value: set(_list(value)),
     "frozenset": lambda value: frozenset(_list(value)),
     "dict": _unpack_dict,
+    "ref": lambda value: restored(unpack_value(value.get("of"))),
     "status": lambda value: Status(value.get("of", "")),
     "scalar": lambda value: unpack_numpy(value.get("dtype"), [], value.get("data"))[()],
     "numpy": _unpack_array,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from redrb.experience import Status
-from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts, StatusName
+from redrb.stream.task.entries import MAX_COUNT, Count, SavedFacts
 
 COUNTERS = (
     "last put samples_put bytes_put filtered kept_back evicted arrived_stale sized_after version "
@@ -65,10 +65,14 @@ Producers: TypeAlias = dict[
 ]
 """Number, last id and groups of the last put of each producer, by its name."""
 
+_RULE = r"(-|[0-9]{1,16})"
+
 Refreshes: TypeAlias = dict[
-    StatusName, Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")]
+    Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)}|expired {_RULE} {_RULE})\Z")],
+    Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")],
 ]
-"""Train step of the last refresh of a `ReplayBuffer`, and the newest id then, by status."""
+"""Train step of the last refresh of a `ReplayBuffer`, and the newest id then, by status; of expired
+groups by rule, too."""
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -77,6 +77,11 @@ class Expiry:
         oldest, newest_token = (None if rule == "-" else int(rule) for rule in rules)
         return cls(int(version), oldest, newest_token)
 
+    def __str__(self) -> str:
+        """Return the three words."""
+        words = (self.current_version, self.max_staleness, self.max_token_staleness)
+        return " ".join("-" if word is None else str(word) for word in words)
+
 
 @dataclass(eq=False, repr=False)
 class PartitionLease:
