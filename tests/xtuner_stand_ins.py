@@ -103,13 +103,29 @@ class Manager:
         return int(state["model_step"])
 
 
+released: list[Any] = []
+"""Groups whose trace sessions were released."""
+
+
+async def release_and_discard_rollout_groups(groups: list[list[Any]]) -> None:
+    """As that of `xtuner/v1/rl/rollout/trace_store.py`."""
+    released.extend(groups)
+
+
 def stand_ins() -> dict[str, ModuleType]:
     """Return XTuner's modules by name."""
     modules: dict[str, Any] = {
         name: ModuleType(name)
-        for name in ("xtuner.v1.rl.replay_buffer", "xtuner.v1.data_proto.rl_data")
+        for name in (
+            "xtuner.v1.rl.replay_buffer",
+            "xtuner.v1.data_proto.rl_data",
+            "xtuner.v1.rl.rollout.trace_store",
+        )
     }
     modules["xtuner.v1.rl.replay_buffer"].SyncReplayBufferConfig = SyncReplayBufferConfig
     modules["xtuner.v1.rl.replay_buffer"].AsyncReplayBufferConfig = AsyncReplayBufferConfig
     modules["xtuner.v1.data_proto.rl_data"].RolloutState = RolloutState
+    modules[
+        "xtuner.v1.rl.rollout.trace_store"
+    ].release_and_discard_rollout_groups = release_and_discard_rollout_groups
     return modules

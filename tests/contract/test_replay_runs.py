@@ -25,6 +25,7 @@ from tests.xtuner_stand_ins import (
     RolloutState,
     SyncReplayBufferConfig,
     TrainerConfig,
+    released,
     stand_ins,
 )
 
@@ -87,6 +88,11 @@ def test_a_trainers_configuration_takes_the_plug_as_either_kind(
         async with buffer:
             await buffer.put([state], "math", current_train_step=4)
             assert await buffer.get(1, "math", state.status) == [[state]]
+            released.clear()
+            dropped = RolloutState(rollout_id=2, response_ids=[1], response_model_steps=[0])
+            stale = {"stale_threshold": 1, "expired_groups_retryable": False}
+            await buffer.put([dropped], "math", current_train_step=9, **stale)
+            assert [[each.rollout_id for each in group] for group in released] == [[2]]
 
     play(scenario())
 

@@ -19,7 +19,8 @@ class ReplayBufferConfig:
     """The `replay_buffer_config` of XTuner's colocated and disaggregated trainers.
 
     It makes an object of a class below both of XTuner's own configurations, which the trainers ask
-    for. The object's `build()` connects, and returns a `ReplayBuffer` of XTuner's `RolloutState`.
+    for. The object's `build()` connects, and returns a `ReplayBuffer` of XTuner's `RolloutState`,
+    whose `on_discard` releases trace sessions as XTuner's buffer does.
 
     Examples:
         >>> config = RLDisaggregatedTrainerConfig(
@@ -96,5 +97,7 @@ class _Plug:
         """Connect, and return the buffer; its `close` closes the connection, too."""
         made = {"order": self.order, "namespace": self.namespace, "run": self.run}
         rollouts = import_module("xtuner.v1.data_proto.rl_data")
+        traces = import_module("xtuner.v1.rl.rollout.trace_store")
+        made["on_discard"] = traces.release_and_discard_rollout_groups
         client = connect(self.url)
-        return _Buffer(client, rollout_type=rollouts.RolloutState, **made, **self.options)
+        return _Buffer(client, rollout_type=rollouts.RolloutState, **made | self.options)
