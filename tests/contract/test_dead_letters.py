@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import redrb
-from redrb import ExperienceStream, RateLimit, StoreFull
+from redrb import ExperienceStream, StoreFull
 from redrb.connection import Client
 from redrb.stream.task.calls import Fill
 from redrb.watch.groups import Browser, Choice
@@ -120,10 +120,10 @@ def test_a_waiting_take_is_woken_by_a_requeue(open_stream):
         assert numbers(taking.result()) == [1]
 
 
-def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream):
-    stream = filled(open_stream, 2, rate=RateLimit.queue(2), on_full="error")
+def test_requeued_groups_count_as_waiting(open_stream):
+    stream = filled(open_stream, 2, max_waiting=2, on_full="error")
     stream.requeue(reject(stream, 2))
-    with pytest.raises(StoreFull):  # puts wait for the reads that are to come
+    with pytest.raises(StoreFull):
         stream.put(numbered(3))
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
     assert stream.put_many([[numbered(n)] for n in (3, 4)])

@@ -245,7 +245,6 @@ class Model:
         self.groups: dict[str, Group] = {}
         self.archive: list[int] = []
         self.acked: dict[int, int] = {}  # id -> step of its last acknowledgement
-        self.put_ever = 0
 
     def close(self) -> None:
         for stream in (self.maker, self.dropping, *self.streams.values()):
@@ -336,7 +335,6 @@ class Model:
         for seq in got:
             del group.waiting[seq]
             group.leased[seq] = consumer
-        group.counted["taken"] += len(got)
         self.leases.append(Held(lease, consumer, got))
 
     def hoard(self, consumer: str) -> None:
@@ -533,9 +531,6 @@ class Model:
         expected = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
         expected[Status.ARCHIVED] += len(self.archive)
         assert self.streams[f"{name}1"].counts() == expected
-        for kind in ("taken", "unread"):
-            found = self.run("HGET", f"{self.prefix}group:{name}", kind)
-            assert int(found or 0) == counted[kind], kind
         for kind, own in (("moved", group.moved), ("expiries", group.notes)):
             assert set(map(int, self.run("HKEYS", f"{self.prefix}{kind}:{name}"))) == own.keys()
         for status in POOLS if self.order in DRAWN else ():
@@ -610,13 +605,12 @@ class Model:
         note = Expiry(self.version or 0, *rules)
         for group in self.groups.values():
             group.put += len(ids)
-        self.put_ever += len(ids)
         for seq, facts in zip(ids, arrived, strict=True):
             stale = self.version is not None and _overdue(facts, self.version, rules)
             if stale and facts.status is not Status.EXPIRED:
                 if self.setup.on_expired == "discard":
                     for group in self.groups.values():
-                        self._unread(group, "expired", [seq])
+                        group.counted["expired"] += 1
                     continue
                 facts.status = Status.EXPIRED
                 for group in self.groups.values():
@@ -637,7 +631,7 @@ class Model:
         firsts: list[str | None] = [*sorted(self.groups)] or [None]
         assert any(_comes_from(self._victims(first, free), gone) for first in firsts), gone
         for group in self.groups.values():
-            self._unread(group, "evicted", gone & group.waiting.keys())
+            group.counted["evicted"] += len(gone & group.waiting.keys())
             for seq in gone:
                 group.forget(seq)
         for seq in gone:
@@ -686,7 +680,7 @@ class Model:
                 group.waiting[seq] = group.moved[seq] = Status.EXPIRED
                 group.notes[seq] = Expiry(version, *rules)
             else:
-                self._unread(group, "expired", [seq])
+                group.counted["expired"] += 1
                 group.forget(seq)
         if not keep:
             self._forget(expired)
@@ -716,31 +710,19 @@ class Model:
                 self._wait(group, seq)
                 continue
             over.append(seq)
-            if outcome != "ack":
-                self._unread(group, "given up", [seq], leased=True)
             group.forget(seq)
             group.counted[{"ack": "acked", "reject": "dead", "expire": "expired"}[outcome]] += 1
         self._forget(over)
 
     def _give_back(self, group: Group, ids: Sequence[int], *, counted: bool) -> None:
         for seq in ids:
-            group.counted["taken"] -= 1
             group.failed[seq] += counted
             if counted and group.failed[seq] >= MAX_DELIVERIES:
-                self._unread(group, "dead", [seq])
+                group.counted["dead"] += 1
                 group.forget(seq)
                 self._forget([seq])
             else:
                 self._wait(group, seq)
-
-    def _unread(
-        self, group: Group, kind: str, ids: Collection[int], *, leased: bool = False
-    ) -> None:
-        """Groups left that were not read as often as they may be: a rate does not wait for it."""
-        group.counted[kind] += len(ids)
-        if self.setup.max_reads:
-            left = self.setup.max_reads - leased
-            group.counted["unread"] += sum(left - group.reads[seq] for seq in ids)
 
     def _wait(self, group: Group, seq: int) -> None:
         del group.leased[seq]
@@ -773,8 +755,6 @@ class Model:
                 self.archive = [seq for seq in self.archive if seq not in found]
             waiting = {seq: self.facts[seq].status for seq in found}
             self.groups[name] = Group(waiting, put=len(waiting))
-            missed = self.put_ever - len(waiting)
-            self.groups[name].counted["unread"] += self.setup.max_reads * missed
         return self.groups[name]
 
 

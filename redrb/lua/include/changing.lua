@@ -90,17 +90,6 @@ local function follow(old, new, names)
   end
 end
 
--- Wake the puts and takes that may go on by the new settings.
-local function wake_all()
-  local now = now_ms()
-  if rules().max_staleness or not rules().groups_per_version then
-    wake_room(now)
-  end
-  for _, group in ipairs(groups()) do
-    wake_pools(group, now)
-  end
-end
-
 -- Change settings: name -> value, false for none; those that have the value already stay as they are.
 -- Returns whether one has changed.
 local function change(values, revision, who)
@@ -120,7 +109,9 @@ local function change(values, revision, who)
   if changed then
     redis.call('HSET', task, 'revision', revision)
     follow(old, new, names)
-    wake_all()
+    if rules().max_staleness or not rules().groups_per_version then
+      wake_room()
+    end
   end
   return changed
 end

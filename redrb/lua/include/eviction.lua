@@ -30,21 +30,20 @@ end
 
 -- Take the groups with the numbers `chosen` out of the pools in which they wait for a consumer group.
 -- Returns how many waited.
-local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
-  local by_pool, waited, gone = {}, {}, {}
+local function withdraw_chosen(group, pools, chosen, members, facts)
+  local by_pool, gone = {}, {}
   for _, i in ipairs(chosen) do
     local pool = pools[i]
     if pool then
       by_pool[pool] = by_pool[pool] or {{}, {}}
       table.insert(by_pool[pool][1], members[i])
       table.insert(by_pool[pool][2], facts[i])
-      waited[#waited + 1], gone[#gone + 1] = seqs[i], members[i]
+      gone[#gone + 1] = members[i]
     end
   end
-  if #waited == 0 then
+  if #gone == 0 then
     return 0
   end
-  left_unread(group, waited)
   for pool, found in pairs(by_pool) do
     withdraw(group, pool, found[1], found[2])
   end
@@ -54,7 +53,7 @@ local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
       in_parts('HDEL', name, gone)
     end
   end
-  return #waited
+  return #gone
 end
 
 -- Evict candidates, the first ones first, as far as they are needed: `need` holds the `groups` and `bytes`
@@ -85,7 +84,7 @@ local function evict_candidates(all, seqs, need)
   end
   for _, group in ipairs(#chosen > 0 and all or {}) do
     need.counts[group] = (need.counts[group] or 0)
-      + withdraw_chosen(group, waits[group], chosen, seqs, members, facts)
+      + withdraw_chosen(group, waits[group], chosen, members, facts)
   end
   delete(gone)
   drop_history(dropped)

@@ -12,8 +12,6 @@ local function end_held(group, slot, seqs, outcome, samples, whole)
   if acked and (rule.max_reads ~= 1 or rule.keeps) then
     --@include rereads
     over = read_again(group, over)
-  elseif not acked and (rule.max_reads > 1 or rule.keeps) then
-    left_unread(group, over, true)
   end
   again = again - #over
   local ended = acknowledge(group, over)

@@ -75,7 +75,7 @@ local function fail(group, seqs, failure, all)
       local fields = fields_of(seq)
       redis.call('XACK', stream, group, id_of(seq))
       add_dead_letter(group, seq, fields, failure,
-        'delivered ' .. failed .. ' times without acknowledgement', left_unread(group, {seq}))
+        'delivered ' .. failed .. ' times without acknowledgement')
       worn[#worn + 1] = seq
       copied = copied + #(fields[2] or '')
     end
@@ -93,7 +93,6 @@ local function return_held(group, seqs, failure, all)
   end
   acknowledge(group, left)
   requeue(group, left)
-  add(key('group', group), 'taken', -seen)
   add(key('group', group), 'returned', #left)
   return seen
 end

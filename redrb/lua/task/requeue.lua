@@ -118,13 +118,11 @@ local function requeue_letter(letter)
     redis.call('HSET', key('reads', group), member, letter.reads)
   end
   enter(group, pool_of(group, letter.status), {member}, {facts})
-  add(state, 'unread', -tonumber(letter.unread))
-  add(state, 'taken', -tonumber(letter.rejected))
   return delete_letter(letter.id, group)
 end
 
 for _, letter in ipairs(letters) do
   requeued = requeued + requeue_letter(letter)
 end
-wake_returned(group)
+wake_entered()
 return cmsgpack.pack({more = more, found = requeued})

@@ -85,7 +85,7 @@ class Room:
             self.scarce = True
         elif (
             self._on_full == "drop_oldest"
-            and reply.setting != "rate"
+            and reply.setting != "max_waiting"
             and attempt.refused <= EVICTION_ATTEMPTS
         ):
             self._evict(attempt, reply)
@@ -141,8 +141,11 @@ class Room:
                 f"Redis at {self._store.client.where} is at its memory limit and {task} cannot "
                 "grow: raise maxmemory, or let trainers catch up."
             )
-        elif reason == "rate":
-            message = f"{task}: its rate holds puts back until trainers have read more."
+        elif reason == "max_waiting":
+            message = (
+                f"{task} holds as many waiting groups as its max_waiting allows: trainers must "
+                "take some, or raise it."
+            )
         else:
             message = (
                 f"{task} is full and nothing made room: trainers must take and acknowledge groups "

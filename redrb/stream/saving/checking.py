@@ -246,7 +246,7 @@ def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: b
     facts = dict(unpack_facts(fields[b"facts"]))
     facts.pop("current", None)
     _check_facts(msgspec.convert(facts, SavedFacts), facts, tags, sampled=sampled)
-    for name in (b"seq", b"reads", b"unread", b"rejected", b"source"):
+    for name in (b"seq", b"reads", b"source"):
         given = fields.get(name, b"0" if name == b"source" else b"")
         _require(_LETTER_COUNT.fullmatch(given), "a count of a dead letter")
     _require(fields.get(b"status", b"") in _LETTER_STATUSES, "the status of a dead letter")
