@@ -85,7 +85,7 @@ class Setup:
 SETUPS = st.builds(
     Setup,
     room=st.sampled_from(["capacity", "limit", "endless"]),
-    eviction=st.sampled_from(["oldest", "stalest", "last"]),
+    eviction=st.sampled_from(["oldest", "stalest"]),
     max_staleness=st.sampled_from([2, 2, None]),
     max_token_staleness=st.sampled_from([None, 1]),
     on_expired=st.sampled_from(["discard", "keep"]),
@@ -641,10 +641,7 @@ class Model:
         tiers: list[set[int]] = []
         if first is not None and self.setup.eviction != "oldest":
             pool = [seq for seq in self._pool(first, Status.COMPLETED) if seq in free]
-            if self.setup.eviction == "last":
-                tiers = self._tiers(pool)[::-1]
-            else:
-                tiers = [{seq} for seq in self._by_version(pool)]
+            tiers = [{seq} for seq in self._by_version(pool)]
         rest = free.difference(*tiers)
         return [*tiers, *({seq} for seq in sorted(rest))]
 

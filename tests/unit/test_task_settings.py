@@ -45,7 +45,7 @@ class Filter:
         ({"capacity": 0}, "capacity=0"),
         ({"keep_groups": 0}, "keep_groups=0"),
         ({"capacity": 3, "limit": 3}, "a limit .* or a capacity"),
-        ({"eviction": "first"}, 'eviction=\'first\': use "oldest", "stalest" or "last"'),
+        ({"eviction": "first"}, 'eviction=\'first\': use "oldest" or "stalest"'),
         ({"on_expired": "burn"}, 'on_expired=\'burn\': use "discard" or "keep"'),
         ({"keep": 7}, "keep=7: write a period"),
         ({"keep": "a week"}, "7d"),

@@ -106,17 +106,15 @@ end
 -- evicted. `history`: deleted history counts as groups, too. Returns the number of entries evicted, and
 -- whether `most` were too few.
 local function evict(excess, excess_bytes, history, most)
-  local all, last, eviction = groups(), last_counted(), redis.call('HGET', task, 'eviction')
+  local all, last = groups(), last_counted()
   local need = {groups = excess, bytes = excess_bytes, history = history, evicted = 0, stored = 0,
     since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}
   if history or excess_bytes > 0 then
-    sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
+    sources[1] = sorted_candidates(key('archive'))
   end
-  if eviction == 'stalest' and all[1] then
-    sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
-  elseif eviction == 'last' and all[1] then
-    sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
+  if redis.call('HGET', task, 'eviction') == 'stalest' and all[1] then
+    sources[#sources + 1] = sorted_candidates(versions_of(all[1]))
   end
   sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
   local at = 1

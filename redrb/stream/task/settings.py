@@ -13,7 +13,7 @@ from redrb.stream.arguments import checked_period_ms, period_text
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.tags import declare_tags
 
-Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
+Eviction: TypeAlias = Literal["oldest", "stalest"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
 LEASE_MS = 30_000
@@ -227,7 +227,7 @@ class TaskSettings:
         capacity: Most groups that are stored; puts never wait, and evict groups beyond it. Default:
             no capacity.
         eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
-            "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
+            "oldest" (by arrival, default) or "stalest".
         tags: Names of the tags that queries may use. Default: none.
         keep: Period such as "7d", from their last acknowledgement, for which groups that all
             consumer groups are done with stay readable. Default: none.
