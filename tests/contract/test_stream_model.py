@@ -246,13 +246,9 @@ class Model:
         """Requeue letters of a group, and one that does not exist."""
         chosen = self._letters_of(name)[first : first + count]
         known = set(self.stored)
-        stream = self.streams[f"{name}1"]
-        assert stream.requeue([*chosen, 10**6]) == len(chosen)
-        gone = [seq for seq in chosen if seq not in known]
-        ids = dict.fromkeys(chosen, 0) | {seq: seq for seq in chosen if seq in known}
-        if gone:  # they have new ids, in the order in which they were named
-            new = sorted(audit(self.maker)[name].waiting - known)
-            ids |= dict(zip(gone, new, strict=True))
+        ids = self.streams[f"{name}1"].requeue([*chosen, 10**6])
+        assert list(ids) == sorted(chosen)
+        assert list(ids.values()) == sorted(audit(self.maker)[name].waiting - known)
         for old, seq in ids.items():
             group = self.groups[name]
             group.dead -= 1

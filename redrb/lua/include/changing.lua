@@ -5,8 +5,7 @@
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
 -- whatever a process gives that opens the task (order, tags and partitions are not among them, because a
--- process works by them itself); the field generation counts the changes, and reordered
--- says that dead letters may have the score of a former order.
+-- process works by them itself); the field generation counts the changes.
 --@include task clock facts settings waking waiters queries indexes
 
 local HIDDEN = {format = true, sampled = true, partitions = true}
@@ -63,7 +62,6 @@ local function follow(old, new, names)
   end
   if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') then
     --@include places
-    redis.call('HSET', task, 'reordered', '1')
     restart_places()
   end
   local was_sorted = old.order == 'stalest' and redis.call('HEXISTS', task, 'max_staleness') == 1

@@ -10,6 +10,7 @@
 --   reads            how often the group was read, if ever
 --   acked            time of the last acknowledgement in ms, if the group was read
 --   tags             value of each declared tag that the group has, by name
+--   first            its first id, if it was a dead letter and has another id now
 --   current          the newest policy version when the group was put, if the task knew one
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
 --@include task

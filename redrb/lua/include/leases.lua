@@ -26,7 +26,7 @@ end
 
 -- Let entries wait that are neither leased nor waiting: in their old places, or in newly drawn ones.
 local function requeue(group, seqs)
-  local members, pools, found, behind = {}, {}, {}, {}
+  local members, pools, found = {}, {}, {}
   for i, seq in ipairs(seqs) do
     members[i] = member_of(seq)
   end
@@ -41,11 +41,7 @@ local function requeue(group, seqs)
       pools[pool] = pools[pool] or {members = {}, facts = {}}
       table.insert(pools[pool].members, members[i])
       table.insert(pools[pool].facts, facts)
-      if rules().order == 'fifo' and facts.score then -- a requeued dead letter is evicted by its old arrival
-        behind[#behind + 1], behind[#behind + 2] = facts.score, members[i]
-      else
-        found[#found + 1] = seqs[i]
-      end
+      found[#found + 1] = seqs[i]
     else
       add(key('group', group), 'evicted', 1)
     end
@@ -53,7 +49,6 @@ local function requeue(group, seqs)
   for pool, entries in pairs(pools) do
     enter(group, pool, entries.members, entries.facts)
   end
-  in_parts('ZADD', key('behind'), behind)
   let_evict(found)
 end
 

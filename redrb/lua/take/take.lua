@@ -161,6 +161,6 @@ if awaited then
     leave_query(pool, where, lease.claimed)
   end
 end
-local members = (rule.order ~= 'fifo' or lease.mixed) and lease.members or {}
+local members = rule.order ~= 'fifo' and lease.members or {}
 return cmsgpack.pack({outcome = 'taken', amount = lease.claimed, members = members, weights = lease.weights,
   total_weight = total, left = here - lease.claimed})

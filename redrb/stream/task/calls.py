@@ -237,19 +237,21 @@ class Announce(Call[None], frozen=True):
     ended: bool
 
 
-class Requeued(Found, frozen=True):
-    """Dead letters that wait again; there are more if their bytes were a page.
+class Requeued(Page, frozen=True):
+    """Dead letters that were put again; there are more if their bytes were a page.
 
     Attributes:
+        ids: The id that each group had, and its new one.
         unsortable: The task's order, and that in which a letter was given up, "" if that is not
             known: Redis cannot compute the letter's score. None of the letters waits again then.
     """
 
+    ids: list[tuple[int, int]] = msgspec.field(default_factory=list)
     unsortable: tuple[str, str] | None = None
 
 
 class Requeue(Call[Requeued], frozen=True):
-    """Let dead letters of a consumer group wait again."""
+    """Put dead letters of a consumer group again."""
 
     script: ClassVar = "task/requeue"
     group: str

@@ -74,6 +74,7 @@ class SavedFacts(TypedDict):
     newest: NotRequired[Version]
     reads: NotRequired[Count]
     acked: NotRequired[Count]
+    first: NotRequired[Count]
     tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 
