@@ -28,7 +28,6 @@ from .experience import split_experience_batch as split_experience_batch
 from .stream import ExperienceStream as ExperienceStream
 from .stream import Lease as Lease
 from .stream import Ledger as Ledger
-from .stream import RateLimit as RateLimit
 from .stream import StreamStats as StreamStats
 from .stream import finite_rewards as finite_rewards
 from .stream import reward_variance as reward_variance

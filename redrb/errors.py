@@ -197,8 +197,8 @@ class StoreFull(StoreError):
     Attributes:
         task: Name of the task; "" where the server has no memory for something else.
         stored: Number of groups of the put that were stored before.
-        reason: "limit", "max_bytes", "rate", "most_parts" for too many groups of which parts are
-            missing, or "memory" for the server's memory limit.
+        reason: "limit", "max_waiting", "max_bytes", "most_parts" for too many groups of which parts
+            are missing, or "memory" for the server's memory limit.
     """
 
     message: InitVar[str] = field(kw_only=False)
@@ -423,10 +423,7 @@ class BatchTimeout(RedrbError, TimeoutError):
             listed = ", ".join(map(str, self.missing_partitions))
             return f"Partitions {listed} could not be reached: check that their servers run."
         if missing <= 0:
-            return (
-                "The task's rate holds reads back until makers have put more: check that they are "
-                f"alive ({self._look()}), or lower its min_size or min_diff."
-            )
+            return "Takes that came before wait for these groups: wait longer, or take fewer."
         if fates.get("parts_waiting", 0) >= missing:
             parts = counted(fates["parts_waiting"], "group", "wait")
             return (

@@ -366,6 +366,7 @@ UNITS = {
     "max_seconds": "s",
     "max_staleness": "versions",
     "max_token_staleness": "versions",
+    "max_waiting": "groups",
     "micro_batch_size": "samples",
     "micro_batch_tokens": "tokens",
     "min_replicas": "replicas",

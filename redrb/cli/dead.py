@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redrb.cli.arguments import (
     STATUS,
@@ -41,7 +41,7 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("--group", help="consumer group that gave them up (default: any)")
     listing.add_argument("--reason", default="", metavar="TEXT", help="text in why it is dead")
     add_watch(listing)
-    _add_change(parts, "requeue", "let dead letters wait again, in their old places", "requeued")
+    _add_change(parts, "requeue", "put dead letters again, and print their new ids", "requeued")
     add_yes(_add_change(parts, "drop", "delete dead letters for good", "dropped"))
 
 
@@ -89,7 +89,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
     from redrb.stream.arguments import checked_ids, checked_letters
-    from redrb.stream.task.dead_letters import change_letters, drop_letters, find_letters, requeue
+    from redrb.stream.task.dead_letters import drop_letters, find_letters, requeue
     from redrb.stream.task.reach import Reach
     from redrb.words import counted
 
@@ -109,11 +109,12 @@ def _change(options: argparse.Namespace, verb: str) -> int:
                 print("redrb: nothing was deleted.", file=sys.stderr)
                 return 1
         reach, group = Reach(stores), options.group
-        if drops:
-            changed = drop_letters(reach, group, ids)
-        else:
-            changed = change_letters(requeue, reach, group, ids)
-    show({verb: changed}, figures({verb: changed}), as_json=options.json)
+        new = {} if drops else requeue(reach, group, ids)
+        changed = drop_letters(reach, group, ids) if drops else len(new)
+    lines: list[Any] = [*figures({verb: changed})]
+    if new:
+        lines.append(table(("id", "new id"), [map(str, pair) for pair in new.items()]))
+    show({verb: changed} | ({} if drops else {"ids": new}), lines, as_json=options.json)
     if options.ids and (changed < len(ids) or not {*ids} <= {*known}):
         print(f"redrb: {_missing(options, known)}", file=sys.stderr)
         return 1

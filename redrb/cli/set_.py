@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _TEXT = (
     "change settings of a task, or print them. Processes that work on the task go by the new "
     "settings from their next call on. Without NAME=VALUE it prints the settings and who set them. "
-    "A value is as in ExperienceStream(...); none removes a setting; tags are separated by commas; "
-    "a rate is at_least(SIZE), queue(SIZE) or ratio(SAMPLES_PER_INSERT,MIN_SIZE,ERROR_BUFFER)."
+    "A value is as in ExperienceStream(...); none removes a setting; tags are separated by "
+    "commas."
 )
 
 

@@ -13,7 +13,6 @@ from .task.ledger import AdmissionStats as AdmissionStats
 from .task.ledger import Ledger as Ledger
 from .task.ledger import PartStats as PartStats
 from .task.ledger import StreamStats as StreamStats
-from .task.rate import RateLimit as RateLimit
 from .task.settings import TaskSettings as TaskSettings
 from .task.stored_settings import SettingChange as SettingChange
 from .task.stored_settings import StoredSettings as StoredSettings

@@ -26,7 +26,6 @@ from redrb.stream.saving.saving import AnyPath, SavedTask, save
 from redrb.stream.task.calls import Settled
 from redrb.stream.task.dead_letters import (
     DeadLetter,
-    change_letters,
     drop_letters,
     letters_in,
     requeue,
@@ -212,30 +211,31 @@ class OpenTask:
         letters = letters_in([self._partitions[number].store for number in numbers])
         return list(starmap(with_samples, islice(letters, most)))
 
-    def requeue(self, ids: Iterable[int]) -> int:
-        """Let dead letters of this consumer group wait again, each in its old place in the order.
+    def requeue(self, ids: Iterable[int]) -> dict[int, int]:
+        """Put dead letters of this consumer group again, for it alone, in the order of their ids.
 
-        A letter is requeued once, however many callers ask. Its failed deliveries begin at 0, and
-        its reads go on where they were. It waits although the task is at its limit: puts wait until
-        there is room. In the ledger it is waiting instead of dead. If no other consumer group
-        needs the group, it has left the stream, and gets a new id; groups that compare equal in the
-        order, such as those of one priority, sort by that id. A group that is too stale expires, as
-        any other.
+        A letter is requeued once, however many callers ask. Its group has a new id, and by that a
+        new place of arrival; status, priority, versions and tags are as they were, and failed
+        deliveries and reads begin at 0. `redrb inspect` shows its first id, and `lease.forward`
+        knows it by that. It waits although the task is at its limit: puts wait until there is
+        room. In the ledger it is waiting instead of dead. A group that is too stale expires, as any
+        other.
 
         Args:
             ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
                 incarnations, from which the task was restored, are ids of the same groups.
 
         Returns:
-            How many letters this call has requeued. Ids without a letter of this consumer group,
-            and letters without a payload, are left out. Letters of a table's claims of which a row
-            was cleared are deleted, and count as evicted.
+            The new id of each group that this call has requeued, by the id of its letter. Ids
+            without a letter of this consumer group, and letters without a payload, are left out.
+            Letters of a table's claims of which a row was cleared are deleted, and count as
+            evicted.
 
         Raises:
             ConfigError: The task has another order since a letter was given up, and Redis cannot
                 compute the scores of this order, as those of an `Order` object.
         """
-        return change_letters(requeue, self._reach, self.group, checked_letters(ids))
+        return requeue(self._reach, self.group, checked_letters(ids))
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.

@@ -59,4 +59,4 @@ class Requeues(Worker):
                 outcome["count"] = self._stream.drop_dead_letters(ids)
         else:
             with self.journal.call("requeue", options.RETRY_S, letters=names) as outcome:
-                outcome["count"] = self._stream.requeue(ids)
+                outcome["count"] = len(self._stream.requeue(ids))

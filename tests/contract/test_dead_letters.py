@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import redrb
-from redrb import ExperienceStream, RateLimit, StoreFull
+from redrb import ExperienceStream, StoreFull
 from redrb.connection import Client
 from redrb.stream.task.calls import Fill
 from redrb.watch.groups import Browser, Choice
@@ -37,32 +37,37 @@ def counts(stream: ExperienceStream) -> tuple[int, int, int]:
     return ledger.put, ledger.dead, ledger.waiting
 
 
-@pytest.mark.parametrize(("order", "expected"), [("fifo", [1, 2, 3, 4]), ("lifo", [4, 3, 2, 1])])
-def test_letters_return_to_their_old_places_once(open_stream, order, expected):
+@pytest.mark.parametrize(
+    ("order", "expected"), [("fifo", [3, 4, 1, 2, 5]), ("lifo", [5, 4, 3, 2, 1])]
+)
+def test_letters_are_put_again_once(open_stream, order, expected):
     stream = filled(open_stream, order=order, max_bytes=10**6)
     ids = reject(stream, 2)
     stored = stream.stats()
     assert counts(stream) == (4, 2, 2)
-    assert stream.requeue([*ids, *ids, 99]) == 2
-    assert stream.requeue(ids) == 0
+    assert stream.requeue([*ids, *ids, 99]) == dict(zip(sorted(ids), (5, 6), strict=True))
+    assert stream.requeue(ids) == {}
     assert counts(stream) == (4, 0, 4)
     assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 0)
     assert stream.stats().stored == stored.stored + 2
     stream.put(numbered(5))  # ids count on
-    for number in expected if order == "fifo" else [5, *expected]:
+    taken = []
+    for _ in expected:
         lease = stream.take(1, timeout=0)
-        assert numbers(lease) == [number]
+        taken += numbers(lease)
         lease.ack()
+    assert taken == expected
 
 
 def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream):
     first, other = filled(open_stream), open_stream(group="other")
     other.join_group()
     (seq,) = reject(first, 1)
-    assert other.requeue([seq]) == other.drop_dead_letters([seq]) == 0
-    assert first.requeue([seq]) == 1  # the other group needs the entry, so it kept its id
+    assert (other.requeue([seq]), other.drop_dead_letters([seq])) == ({}, 0)
+    assert first.requeue([seq]) == {1: 5}
     assert counts(first) == counts(other) == (4, 0, 4)
-    assert first.take(4, timeout=0).ids == other.take(4, timeout=0).ids == (1, 2, 3, 4)
+    assert first.take(4, timeout=0).ids == (2, 3, 4, 5)
+    assert other.take(4, timeout=0).ids == (1, 2, 3, 4)
     late = open_stream(group="late")
     late.join_group(start="newest")
     first.put(numbered(5))
@@ -80,30 +85,34 @@ def test_two_operators_requeue_each_letter_once(open_stream):
     with ThreadPoolExecutor(4) as pool:
         requeued = list(pool.map(stream.requeue, [ids] * 4))
         dropped = list(pool.map(stream.drop_dead_letters, [ids] * 2))
-    assert (sum(requeued), sum(dropped)) == (40, 0)
+    assert (sum(map(len, requeued)), sum(dropped)) == (40, 0)
     assert counts(stream) == (40, 0, 40)
     assert len(stream.take(40, timeout=0).batch()) == 40
 
 
-def test_a_letter_begins_anew_with_failures_and_goes_on_with_reads(open_stream):
+def test_a_letter_begins_anew_with_failures_and_reads(open_stream):
     stream = filled(open_stream, 1, max_deliveries=1, max_reads=2, order="priority")
     stream.take(1, timeout=0).ack()
     with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
         raise ZeroDivisionError
     (letter,) = stream.dead_letters()
-    assert stream.requeue([letter.id]) == 1
-    stream.take(1, timeout=0).ack()  # its second read is its last one
-    assert counts(stream) == (1, 0, 0)
+    assert len(stream.requeue([letter.id])) == 1
+    for left in (1, 0):
+        stream.take(1, timeout=0).ack()
+        assert counts(stream) == (1, 0, left)
 
 
-def test_a_requeued_group_keeps_status_tags_versions_and_expires(open_stream):
+def test_a_requeued_group_keeps_status_tags_versions_and_expires(client, open_stream):
     stream = open_stream(tags={"site": str}, max_staleness=2, limit=1)
     ids = stream.put(numbered(1), policy_version=1, tags={"site": "a"})
     stream.move(ids, "aborted")
     stream.take(1, timeout=0, status="aborted").reject("bad")
     stream.put(numbered(2), policy_version=1, tags={"site": "b"})
-    assert stream.requeue(ids) == 1  # beyond the limit
+    assert stream.requeue(ids) == {1: 3}  # beyond the limit
     assert stream.count("aborted", {"site": "a"}) == 1
+    shown = Browser(client, "math", namespace=stream.namespace).group(3)
+    assert shown is not None
+    assert (shown.oldest_version, shown.notes) == (1, ("it was requeued; its first id was 1",))
     assert stream.stats().stored == 2
     stream.advance(9)
     assert stream.expire(statuses=["aborted", "completed"]) == 2
@@ -120,10 +129,10 @@ def test_a_waiting_take_is_woken_by_a_requeue(open_stream):
         assert numbers(taking.result()) == [1]
 
 
-def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream):
-    stream = filled(open_stream, 2, rate=RateLimit.queue(2), on_full="error")
+def test_requeued_groups_count_as_waiting(open_stream):
+    stream = filled(open_stream, 2, max_waiting=2, on_full="error")
     stream.requeue(reject(stream, 2))
-    with pytest.raises(StoreFull):  # puts wait for the reads that are to come
+    with pytest.raises(StoreFull):
         stream.put(numbered(3))
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
     assert stream.put_many([[numbered(n)] for n in (3, 4)])
@@ -190,14 +199,14 @@ def test_entries_of_another_program_hide_no_letters(open_stream, namespace, capl
     store.client.execute("XDEL", store.keys.dead, *foreign)
 
 
-def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(open_stream):
+def test_a_requeued_group_is_evicted_by_its_new_arrival(open_stream):
     stream = filled(open_stream, 3, limit=3, on_full="drop_oldest")
     stream.requeue(reject(stream, 1))  # the group 1
     lease = stream.take(1, timeout=0)
-    stream.put(numbered(4))  # evicts the group 2
+    stream.put(numbered(4))  # evicts the group 3
     lease.release()
-    stream.put(numbered(5))
-    assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
+    stream.put(numbered(5))  # evicts the group 2
+    assert numbers(stream.take(3, timeout=0)) == [1, 4, 5]
 
 
 def test_letters_of_a_restored_task_are_requeued(client, namespace, tmp_path):
@@ -210,9 +219,9 @@ def test_letters_of_a_restored_task_are_requeued(client, namespace, tmp_path):
         stream.resume(tmp_path / "task")
         assert counts(stream) == (3, 2, 1)
         assert stream.dead_letters()[0].incarnation != stream.incarnation
-        assert stream.requeue(ids) == 2
+        assert stream.requeue(reversed(ids)) == {1: 4, 2: 5}
         assert counts(stream) == (3, 0, 3)
-        assert numbers(stream.take(3, timeout=0)) == [1, 2, 3]
+        assert numbers(stream.take(3, timeout=0)) == [3, 1, 2]
 
 
 def test_letters_of_partitions(client, namespace):
@@ -220,7 +229,7 @@ def test_letters_of_partitions(client, namespace):
         stream.put_many([[numbered(n)] for n in range(6)])
         ids = reject(stream, 6)
         assert stream.drop_dead_letters(ids[:2]) == 2
-        assert stream.requeue(ids) == 4
+        assert len(stream.requeue(ids)) == 4
         assert counts(stream) == (6, 2, 4)
 
 

@@ -238,10 +238,13 @@ def test_without_room_the_groups_stay_leased_and_are_forwarded_later(open_task, 
     assert rollouts.stats().ledger.acked == 3
 
 
+@pytest.mark.parametrize("needed", [False, True])
 def test_a_dead_letter_that_was_forwarded_and_is_requeued_is_stored_once(
-    rollouts, scored, monkeypatch
+    open_task, rollouts, scored, monkeypatch, needed
 ):
     monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
+    if needed:  # by another consumer group: the old entries stay beside the new ones
+        open_task("rollouts", group="other").join_group()
     put(rollouts, 0, 1)
     for number in range(2):  # a letter may be requeued, and buried, more than once
         lease = rollouts.take(2, timeout=0)
@@ -249,12 +252,12 @@ def test_a_dead_letter_that_was_forwarded_and_is_requeued_is_stored_once(
             store_only(lease, scored, 1)
         lease.reject("the stage died after the put")
         forward_all(rollouts, scored, 3)  # the floor passes the letters
-        assert rollouts.requeue([letter.id for letter in rollouts.dead_letters()]) == 2
+        assert len(rollouts.requeue([letter.id for letter in rollouts.dead_letters()])) == 2
     lease = rollouts.take(2, timeout=0)
     assert lease.forward(scored, scored_groups(lease))[0] == 1
     assert scored.stats().ledger.put == 8
     forward_all(rollouts, scored, 2)
-    assert records(scored) <= 2  # the others are removed at last
+    assert needed or records(scored) <= 2  # the others are removed at last
 
 
 def test_late_puts_of_requeued_groups_are_recognized_or_refused(rollouts, scored, monkeypatch):
@@ -267,7 +270,7 @@ def test_late_puts_of_requeued_groups_are_recognized_or_refused(rollouts, scored
     part.layouts = layouts  # the stage goes on
     late = Forwarded(part, [1], list(groups))
     forward_all(rollouts, scored, 2)
-    assert rollouts.requeue([1]) == 1
+    assert len(rollouts.requeue([1])) == 1
     assert late.store(scored, ForwardOptions()) == [3]
     lease = rollouts.take(1, timeout=0)
     assert lease.forward(scored, groups) == (3,)
@@ -300,7 +303,7 @@ def test_more_dead_letters_than_a_put_names_hold_the_floor(rollouts, scored, mon
     store_only(lease, scored, 220)
     lease.reject("the stage died after the put")
     forward_all(rollouts, scored, 2)
-    assert rollouts.requeue(range(1, 231)) == 230
+    assert len(rollouts.requeue(range(1, 231))) == 230
     lease = rollouts.take(230, timeout=0)
     lease.forward(scored, scored_groups(lease))
     assert scored.stats().ledger.put == 232

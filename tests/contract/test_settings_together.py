@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from redrb import ConfigError, ExperienceStream, RateLimit
+from redrb import ConfigError, ExperienceStream
 from redrb.connection import Client
 from redrb.stream import TaskSettings
 from redrb.stream.task.settings import SETTINGS
@@ -20,13 +20,7 @@ VALUES: dict[str, list[Any]] = {
     "limit": [0, 10, 4],
     "capacity": [4, 10],
     "max_reads": [0, 1, 4],
-    "rate": [
-        RateLimit.at_least(5),
-        RateLimit.ratio(4, min_size=1, error_buffer=9),
-        RateLimit(1.0, 1, 4.0, 99.0),
-        RateLimit(4.0, 1, -9.0, float("inf")),
-        RateLimit.queue(4),
-    ],
+    "max_waiting": [0, 4],
     "max_staleness": [1],
     "groups_per_version": [2],
     "eviction": ["oldest", "stalest"],

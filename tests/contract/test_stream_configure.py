@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, RateLimit, TaskMismatch
+from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, TaskMismatch
 from redrb.cli.__main__ import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
@@ -27,6 +27,7 @@ from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
 from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
+from tests.scenes import until
 
 ONE_SERVER = list(REAL)[:1]
 
@@ -112,25 +113,15 @@ def test_a_late_take_by_former_settings_leaves_no_consumer_of_a_dead_process(
 
 
 def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
-    maker, trainer, admin = open_stream(limit=1), open_stream(), open_stream()
+    maker, admin = open_stream(limit=1), open_stream()
     maker.put(numbered(0))
-    waiting = [
-        threading.Thread(target=maker.put, args=(numbered(1),), kwargs={"timeout": 30}),
-        threading.Thread(target=lambda: trainer.take(2, timeout=30).ack()),
-    ]
-    admin.configure(limit=2, rate=RateLimit.at_least(2))
-    admin.configure(limit=3)
-    maker.put_many([[numbered(2)]])
-    admin.configure(rate=RateLimit.at_least(3))
-    for thread in waiting:
-        thread.start()
-    while admin.stats().consumers_waiting == 0 and admin.stats().ledger.acked == 0:
-        pass
-    admin.configure(rate=None, limit=10)
-    for thread in waiting:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert admin.stats().ledger.acked == 2
+    for freed in ({"limit": 2}, {"limit": 0, "max_waiting": 3}, {"max_waiting": None}):
+        with ThreadPoolExecutor(1) as pool:
+            put = pool.submit(maker.put, numbered(1), timeout=30)
+            until(lambda: admin.stats().producers_waiting == 1)
+            admin.configure(**freed)
+            put.result(timeout=20)
+    assert len(admin) == 4
 
 
 @on_one_server
@@ -143,7 +134,6 @@ def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
         ({}, "at least one setting"),
         ({"capacity": 4}, "limit .* or a capacity"),
         ({"limit": -1}, "limit"),
-        ({"rate": RateLimit.at_least(5)}, "can never be stored with limit=4"),
         ({"eviction": "stalest"}, "indexes no versions"),
         ({"order": "best"}, "unknown order"),
         ({"order": "lifo"}, "order cannot change while task 'math' holds groups, now 1"),
@@ -346,32 +336,26 @@ def test_a_lost_task_gets_the_settings_that_a_process_has_learned_last(
         old.take(1, timeout=0).ack()
 
 
-@pytest.mark.parametrize(
-    ("partitions", "name", "later_most", "by_hand"),
-    [
-        (None, "rate", "queue(24)", RateLimit.queue(64)),
-        (2, "limit", "24", 64),
-    ],
-)
+@pytest.mark.parametrize("partitions", [None, 2])
 def test_a_run_that_restarts_with_another_batch_size_goes_on(
-    client: Client, namespace: str, partitions: int | None, name: str, later_most: str, by_hand: Any
+    client: Client, namespace: str, partitions: int | None
 ) -> None:
     def restart(batch: int, limit: int = 2) -> DetachedReplayBuffer:
         place: dict[str, Any] = {"client": client, "namespace": namespace}
         return DetachedReplayBuffer(batch, limit, partitions=partitions, **place)
 
     def most(buffer: DetachedReplayBuffer) -> str:
-        return buffer.stream.settings().values[name]
+        return buffer.stream.settings().values["max_waiting"]
 
     with restart(4) as buffer:
         buffer.extend([numbered(1)] * 8)
         with restart(8, 3) as later:
             later.extend([numbered(2)] * 16)
-            assert most(later) == most(buffer) == later_most
-        assert buffer.stream.settings().implied == {name}
-        buffer.stream.configure(**{name: by_hand})
+            assert most(later) == most(buffer) == "24"
+        assert buffer.stream.settings().implied == {"max_waiting"}
+        buffer.stream.configure(max_waiting=64)
     with restart(8, 3) as again:  # a limit that a user gave stays
-        assert most(again) == later_most.replace("24", "64")
+        assert most(again) == "64"
         assert not again.stream.settings().implied
 
 
@@ -380,14 +364,15 @@ def test_a_restarted_process_keeps_what_was_changed_by_hand_and_says_so_once(
 ) -> None:
     """Its code gives the value from before the change, at each start."""
     bound = {"max_staleness": 2, "weights": "policy"}
-    first = open_stream(limit=64, max_deliveries=3, rate=RateLimit.at_least(1), **bound)
+    first = open_stream(limit=64, max_deliveries=3, max_waiting=99, **bound)
     assert not caplog.records
-    changed = {"limit": 200, "max_deliveries": None, "rate": RateLimit.queue(32), "max_bytes": 9999}
+    changed = {"limit": 200, "max_deliveries": None, "max_waiting": 32, "max_bytes": 9999}
     open_stream().configure(**changed)
     again = open_stream(limit=64, max_deliveries=3, max_bytes=99, implied=TaskSettings(max_dead=7))
     again.put(numbered(1), policy_version=0)
     assert again.stats().limit == 200
-    assert {*again.settings().values} == {"limit", "rate", "max_bytes", "max_staleness", "max_dead"}
+    kept = {"limit", "max_waiting", "max_bytes", "max_staleness", "max_dead"}
+    assert {*again.settings().values} == kept
     held = [message.split(". Who")[0] for message in caplog.messages]
     assert [text.split(",")[0].split(" has ")[1] for text in held] == [
         "limit=200",
@@ -512,27 +497,24 @@ def test_the_command_changes_and_prints_settings(
 ) -> None:
     stream = open_stream(max_staleness=3, tags=["task"])
     where = ["--namespace", namespace, "--url", url]
-    changes = ["limit=32", "max_staleness=none", "tags=task,length", "rate=ratio(1,4,8)"]
+    changes = ["limit=32", "max_staleness=none", "tags=task,length", "max_waiting=8"]
     assert main(["set", "math", *changes, *where]) == 0
     assert stream.settings().values == {
         "limit": "32",
         "tags": "task,length",
-        "rate": "ratio(1,4,8)",
+        "max_waiting": "8",
     }
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["setting", "value", "before", "set", "at", "set", "by"]
     assert [line.split()[:2] for line in lines[:1]] == [["limit", "32"]]
     assert f"process {os.getpid()}" in lines[0]
     assert ["max_staleness", "none", "3"] in [line.split()[:3] for line in lines]  # removed
-    assert ["rate", "ratio(1,4,8)", "none"] in [line.split()[:3] for line in lines]
-    for rate in ("queue(4)", "at_least(5)", "ratio(0.3,7,2.1)"):
-        assert main(["set", "math", "limit=none", f"rate={rate}", *where]) == 0
-        assert f" {rate} " in capsys.readouterr().out
+    assert ["max_waiting", "8", "none"] in [line.split()[:3] for line in lines]
     for arguments, message in (
         (["math", "limit=many"], "write a number, or none"),
         (["math", "limit"], "NAME=VALUE"),
         (["math", "limit=1", "limit=2"], "twice"),
-        (["math", "rate=4"], "at_least"),
+        (["math", "rate=4"], "unknown setting 'rate'"),
         (["math", "partitions=4"], "partitions cannot change"),
         (["mathh"], "no task 'mathh'"),
     ):
@@ -587,3 +569,34 @@ def test_settings_change_while_makers_and_trainers_work(client: Client, namespac
     assert streams[3].stats().ledger.balanced
     for stream in streams:
         stream.close()
+
+
+@on_one_server
+def test_a_dead_letter_waits_again_in_the_new_order(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=1000, max_deliveries=1)
+    put_groups(stream, 21)
+    lease = stream.take(3, timeout=0)
+    letters = lease.ids
+    lease.fail("unreadable")
+    stream.take(18, timeout=0).ack()
+    stream.configure(order="stalest")
+    assert len(stream.requeue(letters)) == 3
+    audit(stream)
+    versions = [version_of(number) for number in numbers(stream.take(3, timeout=0))]
+    assert versions == sorted(versions)
+
+
+def test_a_letter_without_a_place_in_the_new_order_is_refused(open_stream: Opener) -> None:
+    stream = open_stream(order="priority")
+    (former,) = stream.put(numbered(1), priority=5)
+    stream.take(1, timeout=0).reject("bad")
+    stream.configure(order=Shortest())
+    (later,) = stream.put([numbered(2), numbered(2)])
+    stream.take(1, timeout=0).reject("bad")
+    with pytest.raises(ConfigError, match=r"in the order 'priority', .*'shortest'"):
+        stream.requeue([later, former])
+    assert stream.stats().ledger.dead == 2
+    assert len(stream.requeue([later])) == 1
+    stream.take(1, timeout=0).ack()
+    stream.configure(order="lifo")
+    assert len(stream.requeue([former])) == 1

@@ -32,6 +32,31 @@ def test_a_full_task_refuses_and_says_how_many_groups_are_in(open_stream):
     assert stream.stats().stored == 32
 
 
+def test_max_waiting_counts_the_waiting_groups_of_the_slowest_consumer_group(open_stream):
+    stream = open_stream(max_waiting=4, on_full="error")
+    assert len(stream.put_many([[numbered(n)] for n in range(4)])) == 4
+    with pytest.raises(StoreFull, match="max_waiting allows") as caught:  # nobody has joined
+        stream.put(numbered(9))
+    assert (caught.value.stored, caught.value.reason) == (0, "max_waiting")
+    other = open_stream(group="other")
+    other.join_group()
+    for _ in range(2):
+        stream.take(2, timeout=0)
+        with pytest.raises(StoreFull):
+            stream.put(numbered(9))
+    held = other.take(3, timeout=0)
+    stream.put_many([[numbered(n)] for n in range(4, 7)])
+    held.release()  # they wait again: one more than allowed for each that was put meanwhile
+    assert (len(other), len(stream)) == (7, 3)
+    with pytest.raises(StoreFull):
+        stream.put(numbered(9))
+    other.take(4, timeout=0).ack()
+    stream.put(numbered(7))
+    assert numbers(other.take(4, timeout=0)) == [4, 5, 6, 7]
+    with pytest.raises(ConfigError, match="at most 4 groups"):
+        other.take(5, timeout=10)
+
+
 def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream):
     stream = open_stream(limit=5)
     with ThreadPoolExecutor(1) as pool:

@@ -123,7 +123,6 @@ class Model:
         self.leases: list[Held] = []
         self.numbers = itertools.count()
         self.number_of: dict[int, int] = {}
-        self.arrivals: dict[int, int] = {}  # of groups that were requeued under another id
         self.letters: list[tuple[str, int]] = []
         self.letters_dropped = 0
         self.cleared = False
@@ -146,7 +145,7 @@ class Model:
     def put_dropping(self, count: int) -> None:
         excess = len(self.stored) + count - LIMIT
         leased = set().union(*(group.leased for group in self.groups.values()))
-        victims = sorted(self.stored - leased, key=self._place)
+        victims = sorted(self.stored - leased)
         if excess > len(victims):
             with pytest.raises(StoreFull):
                 self._send(self.dropping, count)
@@ -245,14 +244,9 @@ class Model:
     def requeue(self, name: str, first: int, count: int) -> None:
         """Requeue letters of a group, and one that does not exist."""
         chosen = self._letters_of(name)[first : first + count]
-        known = set(self.stored)
-        stream = self.streams[f"{name}1"]
-        assert stream.requeue([*chosen, 10**6]) == len(chosen)
-        gone = [seq for seq in chosen if seq not in known]
-        ids = dict.fromkeys(chosen, 0) | {seq: seq for seq in chosen if seq in known}
-        if gone:  # they have new ids, in the order in which they were named
-            new = sorted(audit(self.maker)[name].waiting - known)
-            ids |= dict(zip(gone, new, strict=True))
+        ids = self.streams[f"{name}1"].requeue([*chosen, 10**6])
+        assert list(ids) == sorted(chosen)
+        assert list(ids.values()) == sorted({*ids.values()} - self.stored)  # new ones
         for old, seq in ids.items():
             group = self.groups[name]
             group.dead -= 1
@@ -260,7 +254,6 @@ class Model:
             group.waiting.append(seq)
             self.letters.remove((name, old))
             self.number_of[seq] = self.number_of[old]
-            self.arrivals[seq] = self._place(old)[0]
             self.stored.add(seq)
 
     def drop_letter(self, name: str, which: int) -> None:
@@ -331,7 +324,7 @@ class Model:
     def clear(self) -> None:
         assert self.maker.clear() == len(self.stored)
         self.stored, self.groups, self.cleared = set(), {}, True
-        self.letters, self.letters_dropped, self.arrivals = [], 0, {}
+        self.letters, self.letters_dropped = [], 0
         self.stale = set(CONSUMERS)
         for held in self.leases:
             held.ids = []
@@ -357,7 +350,7 @@ class Model:
                 "waiting": len(group.waiting),
             }
             assert ledger.balanced
-            group.waiting.sort(key=self._place)
+            group.waiting.sort()
             assert found[name].waiting == set(group.waiting)
             assert found[name].leased.keys() == group.leased.keys()
 
@@ -390,10 +383,6 @@ class Model:
         group = self.groups.get(name)
         if group is not None:
             group.letters = [seq for seq in group.letters if seq not in ids]
-
-    def _place(self, seq: int) -> tuple[int, int]:
-        """Return the place of a group in the order: its first arrival, then its id."""
-        return self.arrivals.get(seq, seq), seq
 
     def _send(self, stream: ExperienceStream, count: int) -> tuple[int, ...]:
         self.cleared = False
@@ -450,7 +439,7 @@ class Model:
             more = counted.get(seq, 0) - group.failed.get(seq, 0)
             assert buried or more in (0, 1)
             group.give_back([seq], counted=buried or more == 1)
-        group.waiting.sort(key=self._place)
+        group.waiting.sort()
 
     def _lose(self, consumer: str) -> None:
         group = self.groups.get(CONSUMERS[consumer])
@@ -469,7 +458,7 @@ class Model:
     def _group(self, name: str) -> Group:
         self._forget()
         if name not in self.groups:
-            self.groups[name] = Group(sorted(self.stored, key=self._place), put=len(self.stored))
+            self.groups[name] = Group(sorted(self.stored), put=len(self.stored))
         return self.groups[name]
 
     def _forget(self) -> None:

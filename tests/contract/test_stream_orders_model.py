@@ -82,7 +82,7 @@ class Setup:
 SETUPS = st.builds(
     Setup,
     room=st.sampled_from(["capacity", "limit", "endless"]),
-    eviction=st.sampled_from(["oldest", "stalest", "last"]),
+    eviction=st.sampled_from(["oldest", "stalest"]),
     max_staleness=st.sampled_from([2, 2, None]),
     max_token_staleness=st.sampled_from([None, 1]),
     on_expired=st.sampled_from(["discard", "keep"]),
@@ -238,7 +238,6 @@ class Model:
         self.version: int | None = None
         self.facts: dict[int, Facts] = {}
         self.groups: dict[str, Group] = {}
-        self.put_ever = 0
 
     def close(self) -> None:
         for stream in (self.maker, self.dropping, *self.streams.values()):
@@ -329,7 +328,6 @@ class Model:
         for seq in got:
             del group.waiting[seq]
             group.leased[seq] = consumer
-        group.counted["taken"] += len(got)
         self.leases.append(Held(lease, consumer, got))
 
     def hoard(self, consumer: str) -> None:
@@ -521,9 +519,6 @@ class Model:
         assert stats.reads == counted["reads"]
         expected = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
         assert self.streams[f"{name}1"].counts() == expected
-        for kind in ("taken", "unread"):
-            found = self.run("HGET", f"{self.prefix}group:{name}", kind)
-            assert int(found or 0) == counted[kind], kind
         for kind, own in (("moved", group.moved), ("expiries", group.notes)):
             assert set(map(int, self.run("HKEYS", f"{self.prefix}{kind}:{name}"))) == own.keys()
         for status in POOLS if self.order in DRAWN else ():
@@ -588,13 +583,12 @@ class Model:
         note = Expiry(self.version or 0, *rules)
         for group in self.groups.values():
             group.put += len(ids)
-        self.put_ever += len(ids)
         for seq, facts in zip(ids, arrived, strict=True):
             stale = self.version is not None and _overdue(facts, self.version, rules)
             if stale and facts.status is not Status.EXPIRED:
                 if self.setup.on_expired == "discard":
                     for group in self.groups.values():
-                        self._unread(group, "expired", [seq])
+                        group.counted["expired"] += 1
                     continue
                 facts.status = Status.EXPIRED
                 for group in self.groups.values():
@@ -615,7 +609,7 @@ class Model:
         firsts: list[str | None] = [*sorted(self.groups)] or [None]
         assert any(_comes_from(self._victims(first, free), gone) for first in firsts), gone
         for group in self.groups.values():
-            self._unread(group, "evicted", gone & group.waiting.keys())
+            group.counted["evicted"] += len(gone & group.waiting.keys())
             for seq in gone:
                 group.forget(seq)
         for seq in gone:
@@ -625,10 +619,7 @@ class Model:
         tiers: list[set[int]] = []
         if first is not None and self.setup.eviction != "oldest":
             pool = [seq for seq in self._pool(first, Status.COMPLETED) if seq in free]
-            if self.setup.eviction == "last":
-                tiers = self._tiers(pool)[::-1]
-            else:
-                tiers = [{seq} for seq in self._by_version(pool)]
+            tiers = [{seq} for seq in self._by_version(pool)]
         rest = free.difference(*tiers)
         return [*tiers, *({seq} for seq in sorted(rest))]
 
@@ -664,7 +655,7 @@ class Model:
                 group.waiting[seq] = group.moved[seq] = Status.EXPIRED
                 group.notes[seq] = Expiry(version, *rules)
             else:
-                self._unread(group, "expired", [seq])
+                group.counted["expired"] += 1
                 group.forget(seq)
         if not keep:
             self._forget(expired)
@@ -692,31 +683,19 @@ class Model:
                 self._wait(group, seq)
                 continue
             over.append(seq)
-            if outcome != "ack":
-                self._unread(group, "given up", [seq], leased=True)
             group.forget(seq)
             group.counted[{"ack": "acked", "reject": "dead", "expire": "expired"}[outcome]] += 1
         self._forget(over)
 
     def _give_back(self, group: Group, ids: Sequence[int], *, counted: bool) -> None:
         for seq in ids:
-            group.counted["taken"] -= 1
             group.failed[seq] += counted
             if counted and group.failed[seq] >= MAX_DELIVERIES:
-                self._unread(group, "dead", [seq])
+                group.counted["dead"] += 1
                 group.forget(seq)
                 self._forget([seq])
             else:
                 self._wait(group, seq)
-
-    def _unread(
-        self, group: Group, kind: str, ids: Collection[int], *, leased: bool = False
-    ) -> None:
-        """Groups left that were not read as often as they may be: a rate does not wait for it."""
-        group.counted[kind] += len(ids)
-        if self.setup.max_reads:
-            left = self.setup.max_reads - leased
-            group.counted["unread"] += sum(left - group.reads[seq] for seq in ids)
 
     def _wait(self, group: Group, seq: int) -> None:
         del group.leased[seq]
@@ -740,8 +719,6 @@ class Model:
             found = self.facts if start is None else ()
             waiting = {seq: self.facts[seq].status for seq in found}
             self.groups[name] = Group(waiting, put=len(waiting))
-            missed = self.put_ever - len(waiting)
-            self.groups[name].counted["unread"] += self.setup.max_reads * missed
         return self.groups[name]
 
 

@@ -214,8 +214,6 @@ def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_par
         ).take(11)
     with pytest.raises(ConfigError, match="divided among 4 partitions"):
         open_parts(4, limit=3)
-    with pytest.raises(ConfigError, match="rate="):
-        open_parts(4, rate=redrb.RateLimit.at_least(4))
 
 
 def test_puts_that_wait_for_room_are_woken_by_any_partition_in_their_order(

@@ -17,7 +17,6 @@ from redrb import (
     ConfigError,
     ExperienceStream,
     LeaseLost,
-    RateLimit,
     StoreFull,
     make_experience_batch,
 )
@@ -398,7 +397,7 @@ def test_a_batch_that_can_never_be_full_is_refused(client, namespace):
 @pytest.mark.parametrize(
     ("settings", "change"),
     [
-        ({"rate": RateLimit.queue(2)}, "rate=none"),
+        ({"max_waiting": 2, "limit": 8}, "max_waiting=none"),
         ({"capacity": 2, "eviction": "oldest"}, "capacity=3"),
     ],
 )

@@ -24,7 +24,6 @@ from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, Kind
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskReader
 from redrb.stream.task.entries import unpack_facts
-from redrb.stream.task.rate import RateLimit
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -231,9 +230,10 @@ def test_tags_keep_their_strings(client: Client, namespace: str, tmp_path: Path)
     audit(back)
 
 
-def test_a_rate_is_enforced_after_a_resume(client: Client, namespace: str, tmp_path: Path) -> None:
-    rate = RateLimit.queue(4)
-    stream = ExperienceStream(client, "from", namespace=namespace, rate=rate)
+def test_a_bound_of_waiting_groups_is_kept_after_a_resume(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    stream = ExperienceStream(client, "from", namespace=namespace, max_waiting=4)
     for number in range(4):
         stream.put(numbered(number), timeout=0)
     stream.take(1, timeout=0).ack()
@@ -244,7 +244,7 @@ def test_a_rate_is_enforced_after_a_resume(client: Client, namespace: str, tmp_p
     back.put(numbered(4), timeout=0)
     with pytest.raises(StoreFull) as caught:
         back.put(numbered(5), timeout=0)
-    assert caught.value.reason == "rate"
+    assert caught.value.reason == "max_waiting"
     assert numbers(back.take(4, timeout=0)) == [1, 2, 3, 4]
 
 
@@ -265,26 +265,6 @@ def test_a_consumer_group_that_joined_before_the_resume_finds_all_groups(
         assert len(holdings["late"]) == saved.groups
         assert holdings["default"] == held(stream)["default"]
         assert late.stats().ledger.put == saved.groups
-
-
-def test_a_consumer_group_that_joined_before_the_resume_blocks_no_rate(
-    client: Client, namespace: str, tmp_path: Path
-) -> None:
-    rate = RateLimit.queue(4)
-    stream = ExperienceStream(client, "from", namespace=namespace, rate=rate)
-    for number in range(10):
-        stream.put(numbered(number), timeout=0)
-        if number < 8:
-            stream.take(1, timeout=0).ack()
-    stream.save(tmp_path / "task")
-    late = ExperienceStream(client, "to", namespace=namespace, group="late")
-    late.join_group()
-    late.resume(tmp_path / "task")
-    late.put_many([[numbered(10)], [numbered(11)]], timeout=0)
-    with pytest.raises(StoreFull):
-        late.put(numbered(12), timeout=0)
-    assert numbers(late.take(4, timeout=0)) == [8, 9, 10, 11]
-    audit(late)
 
 
 def test_a_resume_wakes_waiting_consumers(client: Client, namespace: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrb import BatchTimeout, ExperienceStream, LeaseLost, RateLimit, TaskMismatch
+from redrb import BatchTimeout, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from tests.audit import audit
@@ -44,39 +44,6 @@ def test_other_settings_than_the_stored_ones_are_refused(
         assert caught.value.task == "math"
         assert caught.value.differences == {name: (str(stored[name]), str(asked[name]))}
         ExperienceStream(client, "math", namespace=namespace, **stored).close()
-
-
-@pytest.mark.parametrize(
-    ("stored", "asked", "match"),
-    [
-        ({"limit": 4}, {"rate": RateLimit.at_least(5)}, "min_size of at most 4 here"),
-        ({"capacity": 4}, {"rate": RateLimit.at_least(5)}, "another process gave a capacity=4"),
-        ({"rate": RateLimit.at_least(5)}, {"limit": 4}, "limit of at least 5 here"),
-        ({"limit": 4}, {"rate": RateLimit(1.0, 1, 4.0, 9.0)}, "wait for 5 stored groups"),
-        ({"rate": RateLimit(0.5, 1, 1.0, 9.0)}, {"capacity": 3}, "capacity of at least 4 here"),
-        ({"rate": RateLimit(0.5, 1, 1.0, 9.0)}, {"limit": 100}, "fill the limit at last"),
-    ],
-)
-def test_settings_of_two_processes_that_block_both_sides_are_refused(
-    client: Client, namespace: str, stored: dict[str, Any], asked: dict[str, Any], match: str
-) -> None:
-    with ExperienceStream(client, "math", namespace=namespace, **stored) as stream:
-        with pytest.raises(ConfigError, match=match):
-            ExperienceStream(client, "math", namespace=namespace, **asked)
-        stream.put(numbered(1))
-    with ExperienceStream(client, "math", namespace=namespace) as later:
-        assert len(later) == 1
-
-
-def test_a_take_of_more_groups_than_the_rate_allows_together_is_refused(
-    client: Client, namespace: str
-) -> None:
-    rate = RateLimit.queue(4)
-    with (
-        ExperienceStream(client, "math", namespace=namespace, rate=rate) as stream,
-        pytest.raises(ConfigError, match="at most 4 groups"),
-    ):
-        stream.take(5, timeout=10)
 
 
 def test_tasks_and_namespaces_do_not_see_each_other(client: Client, namespace: str) -> None:

@@ -47,11 +47,11 @@ def start_take(
 
 
 def start_put(
-    pool: ThreadPoolExecutor, stream: ExperienceStream, *items: int
+    pool: ThreadPoolExecutor, stream: ExperienceStream, *items: int, **options: Any
 ) -> Future[tuple[int, ...]]:
     """Start a put and return when it is in the queue."""
     before = stream.stats().producers_waiting
-    future = pool.submit(stream.put_many, [[numbered(n)] for n in items], timeout=30)
+    future = pool.submit(stream.put_many, [[numbered(n)] for n in items], timeout=30, **options)
     until(lambda: stream.stats().producers_waiting == before + 1)
     return future
 
@@ -204,6 +204,36 @@ def test_a_blocked_put_is_woken_by_whatever_makes_room(client, namespace, stream
             stream.clear()
         else:
             second.drop_group()
+        assert put.result(timeout=WOKEN_S)
+
+
+@pytest.mark.parametrize(
+    "how", ["take", "where", "expire", "stale", "settle", "clear", "drop_group"]
+)
+def test_a_put_that_max_waiting_blocks_is_woken_by_whatever_takes_groups(
+    client, namespace, pool, how
+):
+    options = {"max_waiting": 3, "max_staleness": 1, "tags": ["n"]}
+    with ExperienceStream(client, "math", namespace=namespace, **options) as stream:
+        stream.join_group()
+        ids = [stream.put(numbered(n), policy_version=1, tags={"n": n})[0] for n in range(3)]
+        slow = ExperienceStream(client, "math", namespace=namespace, group="slow")
+        if how == "drop_group":
+            slow.join_group()
+            stream.take(1, timeout=0)
+        put = start_put(pool, stream, 3, policy_version=9)
+        if how == "stale":
+            stream.advance(9)
+        ways = {
+            "take": lambda: stream.take(1, timeout=0),
+            "where": lambda: stream.take(1, timeout=0, where={"n": 2}),
+            "expire": lambda: stream.expire(9),
+            "stale": stream.expire,
+            "settle": lambda: stream.settle({ids[0]: 1}, incarnation=stream.incarnation),
+            "clear": stream.clear,
+            "drop_group": slow.drop_group,
+        }
+        ways[how]()
         assert put.result(timeout=WOKEN_S)
 
 

@@ -179,7 +179,9 @@ def test_dead_letters_are_listed_requeued_and_dropped(store, namespace, run):
         assert "ValueError: too long" in shown
         assert f"-{os.getpid()}-" in shown
         assert run("dead", "requeue", "math")[0] == 2
-        assert run("dead", "requeue", "math", "3")[:2] == (0, "requeued           1\n")
+        status, out, _ = run("dead", "requeue", "math", "3")
+        assert (status, out.split()) == (0, ["requeued", "1", "id", "new", "id", "3", "6"])
+        assert "it was requeued; its first id was 3" in run("inspect", "math", "6")[1]
         status, _, err = run("dead", "requeue", "math", "3", "1")
         assert (
             status,
@@ -217,7 +219,8 @@ def test_dead_letters_of_incomplete_groups_are_dropped(store, namespace, run):
         bury("a", "b")
         status, _, err = run("dead", "requeue", "math", "0")
         assert (status, "were never put" in err) == (2, True)
-        assert run("dead", "requeue", "math", "2")[1] == "requeued           1\n"
+        json_out = run("dead", "requeue", "math", "2", "--json")[1]
+        assert json.loads(json_out) == {"requeued": 1, "ids": {"2": 3}}
         assert run("dead", "drop", "math", "--reason", "parts", "--yes")[1].split() == [
             *("dropped", "1"),  # of the consumer group
         ]

@@ -32,7 +32,6 @@ CONSTANTS = {
     "include/parts": {"49": "the character 1"},
     "assembly/add": {"49": "the character 1"},
     "include/scores": {"1e100": "largest weight, as in redrb/stream/orders"},
-    "include/misfits": {"1e15": "a rate without bound, as in redrb/stream/task/rate.py"},
     "include/staleness": {"1023": "largest staleness that is counted by itself"},
     "include/staleness_counts": {"32": "largest staleness that is counted by itself in a report"},
     "include/tags": {

@@ -41,7 +41,7 @@ def test_a_script_that_writes_checks_all_commands_that_it_calls():
             continue
         checked, text = listed_in(CHECKED_BEFORE.get(name, name)), load(name).text
         called = set(re.findall(r"redis\.call\('(\w+)'", text)) - {"XGROUP", "XINFO"}
-        called |= set(re.findall(r"(?:in_parts|sorted_candidates)\(.*?'([A-Z]+)'", text))
+        called |= set(re.findall(r"in_parts\(.*?'([A-Z]+)'", text))
         called |= set(re.findall(r"= \{'(X[A-Z]+)'", text))
         assert called, name
         assert {each.lower() for each in called} <= checked, name

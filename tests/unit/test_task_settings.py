@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import redrb
-from redrb import BufferItem, ConfigError, ExperienceStream, RateLimit
+from redrb import BufferItem, ConfigError, ExperienceStream
 from redrb.connection import Client
 from redrb.stream import TaskSettings
 from redrb.stream.orders import Stalest
@@ -44,16 +44,9 @@ class Filter:
         ({"max_reads": -1}, "max_reads=-1"),
         ({"capacity": 0}, "capacity=0"),
         ({"capacity": 3, "limit": 3}, "a limit .* or a capacity"),
-        ({"eviction": "first"}, 'eviction=\'first\': use "oldest", "stalest" or "last"'),
+        ({"eviction": "first"}, 'eviction=\'first\': use "oldest" or "stalest"'),
         ({"on_expired": "burn"}, 'on_expired=\'burn\': use "discard" or "keep"'),
-        ({"rate": 4.0}, "redrb.RateLimit"),
-        ({"rate": RateLimit.ratio(4, min_size=1, error_buffer=9)}, "taken 1 times"),
-        ({"rate": RateLimit.at_least(9), "limit": 5}, "min_size=9 can never be stored"),
-        ({"rate": RateLimit.at_least(9), "capacity": 5}, "with capacity=5"),
-        ({"rate": RateLimit(1.0, 1, 4.0, 9.0), "limit": 4}, "no take before 5 groups"),
-        ({"rate": RateLimit(2.0, 1, 7.0, 99.0), "capacity": 3, "max_reads": 2}, "at least 4"),
-        ({"rate": RateLimit(0.5, 1, -9.0, 9.0), "limit": 64}, "fill the limit at last"),
-        ({"rate": RateLimit.queue(4), "partitions": 2}, "with partitions= leave it out"),
+        ({"max_waiting": -1}, "max_waiting=-1"),
         ({"tags": "source"}, "tags='source' is no list"),
         ({"tags": ["a", "a"]}, "names a twice"),
         ({"tags": [f"t{n}" for n in range(33)]}, "at most 32"),
@@ -63,55 +56,6 @@ class Filter:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         TaskSettings(**settings).as_stored()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"rate": RateLimit(1.0, 1, 4.0, 9.0), "limit": 5},
-        {"rate": RateLimit(2.0, 1, 7.0, 99.0), "capacity": 3, "max_reads": 0},
-        {"rate": RateLimit(2.0, 1, 7.0, 99.0), "limit": 4, "max_reads": 2},
-        {"rate": RateLimit.at_least(3), "limit": 3, "max_reads": 2},
-    ],
-)
-def test_settings_at_the_bound_are_not_refused(settings: dict[str, Any]) -> None:
-    TaskSettings(**settings).as_stored()
-
-
-@pytest.mark.parametrize(
-    ("samples_per_insert", "min_diff", "max_diff", "blocks"),
-    [(0.5, 0.0, 0.5, True), (0.5, 0.0, 1.0, False), (1.0, 0.0, 1.0, False), (2.5, 0.3, 3.2, True)],
-)
-def test_a_rate_is_refused_exactly_where_both_sides_can_block(
-    samples_per_insert: float, min_diff: float, max_diff: float, *, blocks: bool
-) -> None:
-    reached, blocked = {0.0}, False
-    for _ in range(60):
-        reached |= {
-            round(after, 9)
-            for at in reached
-            for after in (at + samples_per_insert, at - 1)
-            if min_diff <= after <= max_diff or 0 <= after < min_diff
-        }
-    for at in reached:
-        blocked |= at + samples_per_insert > max_diff + 1e-6 and at - 1 < min_diff - 1e-6
-    assert blocked is blocks
-    if blocks:
-        with pytest.raises(ConfigError, match="neither a put nor a take fits"):
-            RateLimit(samples_per_insert, 1, min_diff, max_diff)
-    else:
-        RateLimit(samples_per_insert, 1, min_diff, max_diff)
-
-
-def test_rates_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not even one group"):
-        RateLimit.ratio(4.0, min_size=1, error_buffer=1.0)
-    with pytest.raises(ConfigError, match="samples_per_insert"):
-        RateLimit(0.0, 1, 0.0, 1.0)
-    with pytest.raises(ConfigError, match="min_size"):
-        RateLimit.at_least(0)
-    with pytest.raises(ConfigError, match="min_size=11 can never be stored"):
-        RateLimit(1.0, 11, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(

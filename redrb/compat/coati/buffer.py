@@ -16,7 +16,7 @@ from redrb.connection.connecting import client_for
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
 from redrb.scopes import Entered
-from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
+from redrb.stream import ExperienceStream, Lease, TaskSettings
 from redrb.stream.task.settings import may_give_rights
 
 
@@ -54,7 +54,7 @@ class DetachedReplayBuffer(Entered):
         Args:
             sample_batch_size: Samples in a batch, >= 1.
             limit: Most batches that wait; producers wait beyond it. A batch that was sampled does
-                not count, except with `partitions=`. <= 0: no limit.
+                not count. <= 0: no limit.
             client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
             task: Name of the task.
             namespace: Keeps experiments on one server apart.
@@ -73,11 +73,7 @@ class DetachedReplayBuffer(Entered):
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         most = self.limit * self.sample_batch_size
-        limited = TaskSettings()
-        if most and stream_options.get("partitions") is None:
-            limited = TaskSettings(rate=RateLimit.queue(most))
-        elif most:  # a rate counts the reads of one task
-            limited = TaskSettings(limit=most)
+        limited = TaskSettings(max_waiting=most or None)
         # a run that goes on with another batch size or limit has another limit, or none
         implied = stream_options.pop("implied", limited)
         if may_give_rights({**implied.as_stored(), **stream_options}):

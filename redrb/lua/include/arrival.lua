@@ -19,16 +19,10 @@ local function make_known(producer, count, now)
   end
   --@include clock wake_check
   now = now or now_ms()
-  if rule.rate or not wakes_nobody(now) then
+  if not wakes_nobody(now) then
     --@include waking waiters
     dequeue('#room', producer)
     wake_room(now)
-    if rule.rate then -- it may now allow takes of all statuses
-      for _, group in ipairs(groups()) do
-        wake_pools(group, now)
-      end
-    else
-      wake_entered(now)
-    end
+    wake_entered(now)
   end
 end

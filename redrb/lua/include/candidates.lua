@@ -92,14 +92,14 @@ local function oldest_candidates(last)
   return {next = next_ones, pass = pass}
 end
 
--- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After a page of
--- candidates that another consumer group leases, those by arrival follow.
-local function sorted_candidates(name, command)
+-- Candidates from a sorted set, the first ones. After a page of candidates that another consumer group
+-- leases, those by arrival follow.
+local function sorted_candidates(name)
   local rank = 0
 
   local function next_ones(most)
     most = math.min(most, PAGE.candidates_leased - rank)
-    local members = most > 0 and redis.call(command, name, rank, rank + most - 1) or {}
+    local members = most > 0 and redis.call('ZRANGE', name, rank, rank + most - 1) or {}
     for i, member in ipairs(members) do
       members[i] = tonumber(member)
     end

@@ -5,8 +5,7 @@
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
 -- whatever a process gives that opens the task (order, tags and partitions are not among them, because a
--- process works by them itself); the field generation counts the changes, and reordered
--- says that dead letters may have the score of a former order.
+-- process works by them itself); the field generation counts the changes.
 --@include task clock facts settings waking waiters queries indexes
 
 local HIDDEN = {format = true, sampled = true, partitions = true}
@@ -57,7 +56,6 @@ local function follow(old, new)
   end
   if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') then
     --@include places
-    redis.call('HSET', task, 'reordered', '1')
     restart_places()
   end
   local added = new.max_staleness and not old.max_staleness
@@ -75,17 +73,6 @@ local function follow(old, new)
   known_rules = nil
   if new.tags ~= nil then
     wake_all_queries()
-  end
-end
-
--- Wake the puts and takes that may go on by the new settings.
-local function wake_all()
-  local now = now_ms()
-  if rules().max_staleness or not rules().groups_per_version then
-    wake_room(now)
-  end
-  for _, group in ipairs(groups()) do
-    wake_pools(group, now)
   end
 end
 
@@ -108,7 +95,9 @@ local function change(values, revision, who)
   if changed then
     redis.call('HSET', task, 'revision', revision)
     follow(old, new)
-    wake_all()
+    if rules().max_staleness or not rules().groups_per_version then
+      wake_room()
+    end
   end
   return changed
 end

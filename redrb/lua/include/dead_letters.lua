@@ -1,12 +1,11 @@
 -- Dead letters: groups that a consumer group gave up, in the stream `dead`, the oldest first.
 --
 -- letters:<group> sorts the ids of a consumer group's letters by the seq that each group had. A letter holds
--- what its group needs to wait again: its facts, the order that its score belongs to, the status of its pool,
--- its reads, and `unread`, the reads that were counted as never to come. `rejected` is 1 if its last delivery
--- counts as a read.
--- Stages know a group by its first id, its source. One that was requeued may have another id: its entry, and
+-- what its group needs to be put again: its facts, the order that its score belongs to, and the status of its
+-- pool.
+-- Stages know a group by its first id, its source. One that was requeued has another id: its entry, and
 -- a further letter of it, have the source in the field `s` or `source`. The sorted set buried has the
--- sources of all groups that left the stream and may come back: those of letters by the letter's id, those
+-- sources of all groups that were given up and may come back: those of letters by the letter's id, those
 -- of requeued groups, until they are deleted, by the member.
 --@include task facts
 
@@ -48,8 +47,8 @@ end
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last
 -- delivery ended: the consumer, and the message and class of an exception ('' without one) or a reason.
--- `unread`: as left_unread returned it. `rejected`: this delivery has not failed, and counts as a read.
-local function add_dead_letter(group, seq, fields, why, reason, unread, rejected)
+-- `rejected`: this delivery has not failed.
+local function add_dead_letter(group, seq, fields, why, reason, rejected)
   local member = member_of(seq)
   local failed = redis.call('HGET', key('deliveries', group), member) or '0'
   local packed = redis.call('HGET', key('facts'), member)
@@ -58,9 +57,7 @@ local function add_dead_letter(group, seq, fields, why, reason, unread, rejected
   local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group, 'reason', reason,
     'exception', why.exception or '', 'message', why.exception and why.exception ~= '' and why.text or '',
     'consumer', why.consumer, 'failed_deliveries', failed, 'deliveries', failed + (rejected and 1 or 0),
-    'incarnation', rules().incarnation, 'facts', packed or '', 'order', rules().order, 'status', status,
-    'reads', redis.call('HGET', key('reads', group), member) or '0', 'unread', unread,
-    'rejected', rejected and 1 or 0}
+    'incarnation', rules().incarnation, 'facts', packed or '', 'order', rules().order, 'status', status}
   local payload, source = fields[2], fields[4]
   if source then
     letter[#letter + 1], letter[#letter + 2] = 'source', source

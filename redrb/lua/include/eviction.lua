@@ -32,21 +32,20 @@ end
 
 -- Take the groups with the numbers `chosen` out of the pools in which they wait for a consumer group.
 -- Returns how many waited.
-local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
-  local by_pool, waited, gone = {}, {}, {}
+local function withdraw_chosen(group, pools, chosen, members, facts)
+  local by_pool, gone = {}, {}
   for _, i in ipairs(chosen) do
     local pool = pools[i]
     if pool then
       by_pool[pool] = by_pool[pool] or {{}, {}}
       table.insert(by_pool[pool][1], members[i])
       table.insert(by_pool[pool][2], facts[i])
-      waited[#waited + 1], gone[#gone + 1] = seqs[i], members[i]
+      gone[#gone + 1] = members[i]
     end
   end
-  if #waited == 0 then
+  if #gone == 0 then
     return 0
   end
-  left_unread(group, waited)
   for pool, found in pairs(by_pool) do
     withdraw(group, pool, found[1], found[2])
   end
@@ -56,7 +55,7 @@ local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
       in_parts('HDEL', name, gone)
     end
   end
-  return #waited
+  return #gone
 end
 
 -- Evict candidates, the first ones first, as far as they are needed: `need` holds the `groups` and `bytes`
@@ -80,7 +79,7 @@ local function evict_candidates(all, seqs, need)
   end
   for _, group in ipairs(#chosen > 0 and all or {}) do
     need.counts[group] = (need.counts[group] or 0)
-      + withdraw_chosen(group, waits[group], chosen, seqs, members, facts)
+      + withdraw_chosen(group, waits[group], chosen, members, facts)
   end
   delete(gone)
   need.evicted = need.evicted + #gone
@@ -100,14 +99,12 @@ end
 -- Evict until `excess` groups and `excess_bytes` bytes are gone, `most` groups are, or no more group can be
 -- evicted. Returns the number of groups evicted, and whether `most` were too few.
 local function evict(excess, excess_bytes, most)
-  local all, last, eviction = groups(), last_counted(), redis.call('HGET', task, 'eviction')
+  local all, last = groups(), last_counted()
   local need = {groups = excess, bytes = excess_bytes, evicted = 0,
     since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}
-  if eviction == 'stalest' and all[1] then
-    sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
-  elseif eviction == 'last' and all[1] then
-    sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
+  if redis.call('HGET', task, 'eviction') == 'stalest' and all[1] then
+    sources[#sources + 1] = sorted_candidates(versions_of(all[1]))
   end
   sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
   local at = 1

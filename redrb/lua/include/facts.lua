@@ -8,6 +8,7 @@
 --   priority         as given, if any
 --   version, newest  oldest policy version, and version of the newest token, if known
 --   tags             value of each declared tag that the group has, by name
+--   first            its first id, if it was a dead letter and has another id now
 --   current          the newest policy version when the group was put, if the task knew one
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
 --@include task

@@ -11,8 +11,6 @@ local function end_held(group, slot, seqs, outcome, samples, whole)
   if acked and rule.max_reads ~= 1 then
     --@include rereads
     over = read_again(group, over)
-  elseif not acked and rule.max_reads > 1 then
-    left_unread(group, over, true)
   end
   again = again - #over
   local ended = acknowledge(group, over)

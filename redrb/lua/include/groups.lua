@@ -33,23 +33,6 @@ local function pools_among(group, members, all)
   return pools
 end
 
--- Count the reads that entries will never have because they end early: a rate does not wait for them.
--- `leased`: the entries are being read, which counts as one read each. Returns how many they are.
-local function left_unread(group, seqs, leased)
-  local most = rules().max_reads
-  if most == 0 or #seqs == 0 then
-    return 0
-  end
-  local left = (most - (leased and 1 or 0)) * #seqs
-  if most > 1 and redis.call('EXISTS', key('reads', group)) == 1 then
-    for _, seq in ipairs(seqs) do
-      left = left - number(key('reads', group), member_of(seq))
-    end
-  end
-  add(key('group', group), 'unread', left)
-  return left
-end
-
 -- Allow evictions by arrival to evict entries that they have gone past, as they were leased.
 local function let_evict(seqs)
   local floor, behind = #seqs > 0 and number(task, 'floor') or 0, {}

@@ -26,7 +26,7 @@ end
 
 -- Let entries wait that are neither leased nor waiting: in their old places, or in newly drawn ones.
 local function requeue(group, seqs)
-  local members, pools, found, behind = {}, {}, {}, {}
+  local members, pools, found = {}, {}, {}
   for i, seq in ipairs(seqs) do
     members[i] = member_of(seq)
   end
@@ -41,11 +41,7 @@ local function requeue(group, seqs)
       pools[pool] = pools[pool] or {members = {}, facts = {}}
       table.insert(pools[pool].members, members[i])
       table.insert(pools[pool].facts, facts)
-      if rules().order == 'fifo' and facts.score then -- a requeued dead letter is evicted by its old arrival
-        behind[#behind + 1], behind[#behind + 2] = facts.score, members[i]
-      else
-        found[#found + 1] = seqs[i]
-      end
+      found[#found + 1] = seqs[i]
     else
       add(key('group', group), 'evicted', 1)
     end
@@ -53,7 +49,6 @@ local function requeue(group, seqs)
   for pool, entries in pairs(pools) do
     enter(group, pool, entries.members, entries.facts)
   end
-  in_parts('ZADD', key('behind'), behind)
   let_evict(found)
 end
 
@@ -75,7 +70,7 @@ local function fail(group, seqs, failure, all)
       local fields = fields_of(seq)
       redis.call('XACK', stream, group, id_of(seq))
       add_dead_letter(group, seq, fields, failure,
-        'delivered ' .. failed .. ' times without acknowledgement', left_unread(group, {seq}))
+        'delivered ' .. failed .. ' times without acknowledgement')
       worn[#worn + 1] = seq
       copied = copied + #(fields[2] or '')
     end
@@ -93,7 +88,6 @@ local function return_held(group, seqs, failure, all)
   end
   acknowledge(group, left)
   requeue(group, left)
-  add(key('group', group), 'taken', -seen)
   add(key('group', group), 'returned', #left)
   return seen
 end

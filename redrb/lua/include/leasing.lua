@@ -1,8 +1,7 @@
 -- Leases entries to a slot of a consumer.
 --
 -- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
--- entries leased and of entries that another client had deleted; members; `mixed`, whether their ids are in
--- another order; weights if they are drawn.
+-- entries leased and of entries that another client had deleted; members; weights if they are drawn.
 --@include task facts
 
 -- At most `most` of the first members of a pool. In a sampled order groups of weight 0 have the same place,
@@ -25,7 +24,6 @@ local function claim_members(lease, found)
   local command = {'XCLAIM', stream, lease.group, lease.slot, '0'}
   for i, member in ipairs(found) do
     command[5 + i] = BASE .. member
-    lease.mixed = lease.mixed or member < (lease.members[#lease.members] or '')
     lease.members[#lease.members + 1] = member
   end
   command[6 + #found], command[7 + #found] = 'FORCE', 'JUSTID'

@@ -1,28 +1,11 @@
 -- Lets a consumer group join a task.
---@include task facts pools capacity ledger
-
--- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
-local function give_lead(group)
-  local spi, _, _, _, share = rate_of()
-  local slowest = math.huge
-  for _, other in ipairs(spi and groups() or {}) do
-    if other ~= group then
-      local reads, lead = reads_of(other, share)
-      slowest = math.min(slowest, reads + lead)
-    end
-  end
-  if slowest < math.huge then
-    local behind = math.ceil(slowest - reads_of(group, share))
-    redis.call('HSET', key('group', group), 'lead', string.format('%.0f', math.max(behind, 0)))
-  end
-end
+--@include task facts pools ledger
 
 -- Add the next page of the task's groups to the pools of a consumer group that joins. The hash
--- joining:<group> holds `at`, the place in the facts; `last`, the last id before it joined; `put`, the
--- groups put until then; `found`, the groups added. Returns whether this was the last page.
+-- joining:<group> holds `at`, the place in the facts, and `last`, the last id before it joined. Returns
+-- whether this was the last page.
 local function join_page(group)
-  local joining = redis.call('HMGET', key('joining', group), 'at', 'last', 'put', 'found')
-  local at, last, put, found = unpack(joining)
+  local at, last = unpack(redis.call('HMGET', key('joining', group), 'at', 'last'))
   if not at then
     return true
   end
@@ -42,14 +25,11 @@ local function join_page(group)
     enter(group, pool, found_there[1], found_there[2])
   end
   add(key('group', group), 'put', added)
-  found = tonumber(found) + added
-  redis.call('HSET', key('joining', group), 'at', page[1], 'found', found)
+  redis.call('HSET', key('joining', group), 'at', page[1])
   if page[1] ~= '0' then
     return false
   end
   redis.call('DEL', key('joining', group))
-  add(key('group', group), 'unread', rules().max_reads * (tonumber(put) - found)) -- never found
-  give_lead(group)
   return true
 end
 
@@ -69,17 +49,13 @@ local function join(group, newest)
     end
     return join_page(group)
   end
-  local state, last = key('group', group), last_counted()
+  local last = last_counted()
   redis.call('SADD', key('groups'), group)
   redis.call('XGROUP', 'CREATE', stream, group, '0')
   begin_ledger(group)
-  local put = redis.call('HGET', puts, 'put') or '0'
   if newest then
-    add(state, 'unread', rules().max_reads * tonumber(put))
-    give_lead(group)
     return true
   end
-  redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%d', last), 'put', put,
-    'found', '0')
+  redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%d', last))
   return join_page(group)
 end

@@ -2,10 +2,9 @@
 --@include task facts
 
 -- `ask` is the call of put/put.lua, `known` what the task knows of the producer and its own counters,
--- `forgotten` whether the producer's record may have been removed, and `put` the number of groups put before
--- these `count` ones. Returns the reply, or nil; how many more groups there is room for; and the time, if it
--- was read.
-local function find_refusal(ask, known, forgotten, put, count)
+-- `forgotten` whether the producer's record may have been removed, and `count` the number of groups. Returns
+-- the reply, or nil; how many more groups there is room for; and the time, if it was read.
+local function find_refusal(ask, known, forgotten, count)
   local rule, kind = rules(), ask.kind
   local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
   if earlier and tonumber(earlier[1]) >= ask.operation then
@@ -31,9 +30,9 @@ local function find_refusal(ask, known, forgotten, put, count)
       return refused
     end
   end
-  if rule.limit > 0 or rule.max_bytes > 0 or rule.rate then
+  if rule.limit > 0 or rule.max_waiting > 0 or rule.max_bytes > 0 then
     --@include room
-    return find_room(ask.producer, put, count, ask.nbytes)
+    return find_room(ask.producer, count, ask.nbytes)
   end
   return nil, -1, nil
 end

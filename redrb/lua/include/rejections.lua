@@ -8,7 +8,7 @@ local function reject_held(group, slot, seqs, why)
   for _, seq in ipairs(held) do
     local fields = fields_of(seq)
     redis.call('XACK', stream, group, id_of(seq))
-    add_dead_letter(group, seq, fields, why, why.text, left_unread(group, {seq}, true), true)
+    add_dead_letter(group, seq, fields, why, why.text, true)
   end
   forget(group, held)
   return #held

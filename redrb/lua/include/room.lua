@@ -1,17 +1,13 @@
 -- Says whether the limits of a task let a put in.
 --@include task clock facts capacity waiters
 
--- Room for a producer's put of so many groups and bytes, after `put` groups. Returns the reply of the put
+-- Room for a producer's put of so many groups and bytes. Returns the reply of the put
 -- if there is none, or nil; the groups that may follow, -1 without a limit; and the time if it was read.
-local function find_room(producer, put, count, bytes)
+local function find_room(producer, count, bytes)
   local rule = rules()
-  local spi, _, least, most = rate_of()
-  if rule.limit == 0 and rule.max_bytes == 0 and not spi then
-    return nil, -1, nil
-  end
   local now = now_ms()
   if (rule.limit > 0 and count > rule.limit) or (rule.max_bytes > 0 and bytes > rule.max_bytes)
-    or (spi and count > (most - least) / spi) then
+    or (rule.max_waiting > 0 and count > rule.max_waiting) then
     return {outcome = 'never'}
   end
   local left = -1
@@ -21,10 +17,10 @@ local function find_room(producer, put, count, bytes)
       return {outcome = 'full', setting = 'limit'}
     end
   end
-  if spi then
-    local allowed = math.min(inserts_left(put), 2 ^ 53) - count -- a rate may have no upper bound
+  if rule.max_waiting > 0 then
+    local allowed = waiting_left(rule.max_waiting, count)
     if allowed < reserved_before('#room', producer, now, allowed, count) then
-      return {outcome = 'full', setting = 'rate'}
+      return {outcome = 'full', setting = 'max_waiting'}
     end
     left = left < 0 and allowed or math.min(left, allowed)
   end

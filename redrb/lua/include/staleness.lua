@@ -56,7 +56,6 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
     seqs[i] = string.match(member, '[1-9]%d*')
   end
   add(state, 'expired', #found)
-  left_unread(group, seqs)
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
     in_parts('HDEL', key('deliveries', group), found)
   end

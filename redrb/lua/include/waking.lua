@@ -62,17 +62,7 @@ end
 -- Wake takes without a query that wait for a pool: as many as it satisfies.
 local function wake_pool(pool, now)
   if redis.call('EXISTS', key('queue', pool)) == 1 then
-    local group = string.match(pool, '^[^:]+')
-    wake(pool, math.min(redis.call('ZCARD', key('ready', pool)), reads_left(group)), now)
-  end
-end
-
--- Wake takes that wait for any pool of a consumer group.
-local function wake_pools(group, now)
-  now = now or now_ms()
-  for _, status in ipairs(STATUSES) do
-    wake_pool(pool_of(group, status), now)
-    wake_queries(pool_of(group, status), now)
+    wake(pool, redis.call('ZCARD', key('ready', pool)), now)
   end
 end
 
@@ -89,15 +79,6 @@ local function wake_entered(now)
   for pool, all in pairs(entered) do
     wake_pool(pool, now)
     wake_queries(pool, now, all)
-  end
-end
-
--- Wake takes of a consumer group after groups returned to it: with a rate, other takes may go on, too.
-local function wake_returned(group, now)
-  if rate_of() then
-    wake_pools(group, now)
-  else
-    wake_entered(now)
   end
 end
 

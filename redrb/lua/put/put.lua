@@ -41,7 +41,7 @@ if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1'
   end
 end
 local last = before + count
-local refused, left, now = find_refusal(ask, known, forgotten, put, count)
+local refused, left, now = find_refusal(ask, known, forgotten, count)
 if refused then
   --@include puts
   undo(before, count)

@@ -22,12 +22,13 @@ if limit > 0 then
   left = left - reserved_before('#room', producer, now, left)
   granted, setting = math.max(math.min(count, left), 0), 'limit'
 end
-local inserts = inserts_left(number(puts, 'put'))
-if inserts < math.huge then
-  inserts = inserts - reserved_before('#room', producer, now, inserts)
-end
-if inserts < granted then
-  granted, setting = math.max(inserts, 0), 'rate'
+local max_waiting = number(task, 'max_waiting')
+if max_waiting > 0 then
+  local left = waiting_left(max_waiting, 0)
+  left = left - reserved_before('#room', producer, now, left)
+  if left < granted then
+    granted, setting = math.max(left, 0), 'max_waiting'
+  end
 end
 -- an entry larger than max_bytes is granted room: the put refuses it
 if max_bytes > 0 and granted > 0 and ask.sizes[1] <= max_bytes then

@@ -77,5 +77,5 @@ if not more and is_ending(group, state[1]) and state[1] ~= step then -- its last
   more = mark_acked(group, state[1], rank, 0)
 end
 wake_room()
-wake_returned(group)
+wake_entered()
 return cmsgpack.pack({more = more})

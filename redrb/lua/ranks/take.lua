@@ -31,7 +31,7 @@ local now = set_clock(ask.lease_ms)
 if beat(group, consumer, ask.lease_ms, now) > 0 then
   --@include waking
   wake_room(now)
-  wake_returned(group, now)
+  wake_entered(now)
 end
 if redis.call('EXISTS', key('returning', group)) == 1 then -- slots that new parts may need
   return cmsgpack.pack({outcome = 'more'})
@@ -108,7 +108,7 @@ elseif step <= formed then
   end
   --@include waking
   wake_room(now)
-  wake_returned(group, now)
+  wake_entered(now)
   if elsewhere then -- ranks that have their part learn it when they acknowledge
     return cmsgpack.pack({outcome = 'ended', reason = 'anew'})
   elseif redis.call('EXISTS', key('returning', group)) == 1 then

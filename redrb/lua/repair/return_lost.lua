@@ -17,5 +17,5 @@ local returned, emptied = return_slot(group, slot, false, PAGE.taken_over)
 if emptied then
   remove_slot(group, slot)
 end
-wake_returned(group)
+wake_entered()
 return cmsgpack.pack({more = not emptied, found = returned})

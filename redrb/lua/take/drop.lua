@@ -19,6 +19,6 @@ end
 local returned, emptied = return_slot(group, slot, false, PAGE.taken_over, token)
 if returned > 0 then
   wake_room()
-  wake_returned(group)
+  wake_entered()
 end
 return cmsgpack.pack({more = not emptied, found = returned})

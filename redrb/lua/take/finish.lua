@@ -32,10 +32,9 @@ end
 if ask.ends then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
-if rule.rate or rule.groups_per_version or has_entered()
-  or redis.call('EXISTS', key('queue', '#room')) == 1 then
+if rule.groups_per_version or has_entered() or redis.call('EXISTS', key('queue', '#room')) == 1 then
   --@include waking
   wake_room()
-  wake_returned(group)
+  wake_entered()
 end
 return cmsgpack.pack('ok')

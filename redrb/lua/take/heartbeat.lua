@@ -27,7 +27,7 @@ if rules().groups_per_version then
 end
 if returned + lost > 0 then
   wake_room(now)
-  wake_returned(group, now)
+  wake_entered(now)
 end
 local due = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0, 1)
 return cmsgpack.pack({outcome = known and 'held' or 'lost', taken_over = returned, due = #due > 0,

@@ -17,6 +17,6 @@ local returned, ended = return_leases(group, consumer, died, PAGE.taken_over)
 add(key('group', group), 'taken_over', died and returned or 0)
 if returned > 0 then
   wake_room()
-  wake_returned(group)
+  wake_entered()
 end
 return cmsgpack.pack({more = not ended, found = returned})

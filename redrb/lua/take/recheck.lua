@@ -27,5 +27,5 @@ end
 local _, emptied = return_slot(group, slot, false, PAGE.taken_over)
 local _, more = expire_overdue(group, ask.status)
 wake_room()
-wake_returned(group)
+wake_entered()
 return cmsgpack.pack({more = more or not emptied})

@@ -76,7 +76,7 @@ if taken_over + expired > 0 or has_entered() then
   if taken_over + expired > 0 then
     wake_room(now)
   end
-  wake_returned(group, now)
+  wake_entered(now)
 end
 if more then
   return cmsgpack.pack({outcome = 'more', expired = expired})
@@ -93,9 +93,8 @@ else
   here = redis.call('ZCARD', key('ready', pool))
 end
 local free, most = here, rule.limit > 0 and rule.limit or rule.capacity
-if rule.rate then
-  --@include capacity
-  free, most = bound_by_rate(group, free, most)
+if rule.max_waiting > 0 then -- groups that return may be more
+  most = math.min(most > 0 and most or math.huge, math.max(rule.max_waiting, here))
 end
 if most > 0 and least > most then
   return cmsgpack.pack({outcome = 'never', amount = most})
@@ -142,11 +141,10 @@ repeat -- bound: groups of the request
   claim_members(lease, found)
 until #found == 0 or lease.claimed == amount
 redis.call('HSET', key('leases', group), slot, token)
-add(key('group', group), 'taken', lease.claimed)
 if lease.lost > 0 then
   forget_lost(lease)
 end
-if rule.rate then
+if rule.max_waiting > 0 then
   --@include waking
   wake_room(now)
 end
@@ -159,6 +157,6 @@ if awaited then
     leave_query(pool, where, lease.claimed)
   end
 end
-local members = (rule.order ~= 'fifo' or lease.mixed) and lease.members or {}
+local members = rule.order ~= 'fifo' and lease.members or {}
 return cmsgpack.pack({outcome = 'taken', amount = lease.claimed, members = members, weights = lease.weights,
   total_weight = total, left = here - lease.claimed})

@@ -20,7 +20,6 @@ for _, seq in ipairs(ask.seqs) do
   end
 end
 add(key('group', group), 'expired', #found)
-left_unread(group, found)
 forget(group, found)
 wake_room()
 return cmsgpack.pack(#found)

@@ -1,18 +1,18 @@
--- Let dead letters of a consumer group wait again there, each in its old place. A group that no other
--- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival; stages know it by
--- its first id (include/dead_letters.lua). A claimed group whose rows were cleared ends as evicted.
+-- Put dead letters of a consumer group anew, for it alone: their groups get new ids, and with them new
+-- places, and keep status, priority, versions, tags and first id. A claimed group whose rows were cleared
+-- ends as evicted.
 -- KEYS[1] stream
 -- ARGV    the call `Requeue` of redrb/stream/task/calls.py
 -- Returns its reply; there is more if it has read its bytes of letters, or has removed entries of failed
 --         transactions. Repeated, it requeues none again.
---@include task put_record facts pools groups dead_letters puts waking consumption permissions
+--@include task put_record facts pools dead_letters puts waking consumption permissions
 
 check_permissions(stream)
 begin_writing()
-local ask, letters, read, requeued = cmsgpack.unpack(ARGV[1]), {}, 0, 0
+local ask, letters, read, requeued = cmsgpack.unpack(ARGV[1]), {}, 0, {}
 local group = ask.group
 if not exists() then
-  return cmsgpack.pack({found = 0})
+  return cmsgpack.pack({more = false})
 end
 
 -- Read the letters that can be requeued, up to a page of bytes. Returns whether there may be more.
@@ -24,11 +24,12 @@ local function read_letters()
         return true
       end
       local entry = redis.call('XRANGE', key('dead'), id, id)[1] or {id, {}}
-      local letter, bytes = {id = id, seq = seq, stored = facts_of(member_of(seq))}, 0
+      local letter, bytes = {id = id, seq = seq}, 0
       for at = 1, #entry[2], 2 do
         letter[entry[2][at]], bytes = entry[2][at + 1], bytes + #entry[2][at + 1]
       end
-      if letter.status and (letter.stored or letter.g and letter.facts and letter.facts ~= '') then
+      letter.first = counter(letter.source or seq)
+      if letter.first and letter.status and letter.g and letter.facts and letter.facts ~= '' then
         letters[#letters + 1], letters[id], read = letter, true, read + bytes
       end
     end
@@ -40,13 +41,9 @@ end
 local function unsortable()
   --@include scores
   local order = rules().order
-  if redis.call('HEXISTS', task, 'reordered') == 0 or scores_known(order) then
-    return nil
-  end
-  for _, letter in ipairs(letters) do
-    local former = letter.order or ''
-    if former ~= order and not letter.stored then
-      return {order, former}
+  for _, letter in ipairs(scores_known(order) and {} or letters) do
+    if letter.order ~= order then
+      return {order, letter.order or ''}
     end
   end
 end
@@ -60,68 +57,34 @@ if remove_orphans(last_counted(), '+') then
   return cmsgpack.pack({more = true})
 end
 
--- Store a group that is in the stream no more. Returns its new member and its facts.
-local function store_again(letter, seq)
-  local facts = unpack_facts(letter.facts)
-  facts.status = letter.status
-  --@include scores
-  if redis.call('HEXISTS', task, 'reordered') == 1 and scores_known(rules().order) then
+-- Put the group of a letter; returns its new seq.
+local function put_again(letter, facts)
+  facts.status, facts.first = letter.status, letter.first
+  if letter.order ~= rules().order then
+    --@include scores
     facts.score = score_by(rules().order, facts)
   end
-  if facts.score == '-arrival' then
-    facts.score = -tonumber(seq)
-  elseif not facts.score then
-    facts.score = tonumber(seq)
-  end
-  local source = letter.source or seq
-  local added = seq_of(redis.call('XADD', stream, '*', 'g', letter.g, 's', source))
-  local member = member_of(added)
-  redis.call('ZADD', key('buried'), source, member)
-  redis.call('HSET', puts, 'last', string.format('%d', added))
-  store_facts(member, facts)
-  note_seq(group, added, facts)
-  add(task, 'bytes', rules().max_bytes > 0 and facts.size or 0)
-  local arrival = rules().order == 'fifo' and facts.score or seq
-  redis.call('ZADD', key('behind'), arrival, member) -- it is evicted by its old arrival
-  return member, facts
-end
-
--- Let the entry of a letter be needed again, which other consumer groups need.
-local function need_again(letter, seq, facts)
+  local first = string.format('%d', letter.first)
+  local seq = seq_of(redis.call('XADD', stream, '*', 'g', letter.g, 's', first))
   local member = member_of(seq)
-  let_evict({seq})
-  if letter.status ~= facts.status then
-    redis.call('HSET', key('moved', group), member, letter.status)
-  end
-  return member, facts
-end
-
--- Returns 1, or 0 if the group has ended.
-local function requeue_letter(letter)
-  local state = key('group', group)
-  add(state, 'dead', -1)
-  if not has_its_rows(group, letter.seq, letter.stored or unpack_facts(letter.facts)) then
-    add(state, 'evicted', 1)
-    delete_letter(letter.id, group)
-    return 0
-  end
-  local member, facts
-  if letter.stored then
-    member, facts = need_again(letter, letter.seq, letter.stored)
-  else
-    member, facts = store_again(letter, letter.seq)
-  end
-  if letter.reads ~= '0' then
-    redis.call('HSET', key('reads', group), member, letter.reads)
-  end
+  redis.call('ZADD', key('buried'), first, member)
+  redis.call('HSET', puts, 'last', string.format('%d', seq))
+  store_facts(member, facts)
+  note_seq(group, seq, facts)
+  add(task, 'bytes', rules().max_bytes > 0 and facts.size or 0)
   enter(group, pool_of(group, letter.status), {member}, {facts})
-  add(state, 'unread', -tonumber(letter.unread))
-  add(state, 'taken', -tonumber(letter.rejected))
-  return delete_letter(letter.id, group)
+  return seq
 end
 
 for _, letter in ipairs(letters) do
-  requeued = requeued + requeue_letter(letter)
+  local facts = unpack_facts(letter.facts)
+  add(key('group', group), 'dead', -1)
+  if has_its_rows(group, letter.seq, facts) then
+    requeued[#requeued + 1] = {tonumber(letter.seq), put_again(letter, facts)}
+  else
+    add(key('group', group), 'evicted', 1)
+  end
+  delete_letter(letter.id, group)
 end
-wake_returned(group)
-return cmsgpack.pack({more = more, found = requeued})
+wake_entered()
+return cmsgpack.pack({more = more, ids = requeued})

@@ -35,7 +35,6 @@ for _, trained in ipairs(ask.trained) do
   refused = refused + (known and 0 or 1)
   if pool then
     withdraw(group, pool, {member_of(seq)})
-    add(state, 'taken', 1)
   elseif found then -- leased by a consumer that is dead, or that learns now that it lost the lease
     local pending = redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1)
     lose_all(group, pending)

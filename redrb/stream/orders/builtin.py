@@ -28,7 +28,7 @@ class Fifo:
 
 @dataclass(frozen=True, slots=True)
 class Lifo:
-    """Last in, first out: with `RateLimit.queue`, Reverb's stack."""
+    """Last in, first out: a stack."""
 
     name: ClassVar[str] = "lifo"
     sampled: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from redrb.errors import ConfigError
 from redrb.stream.task.configuring import configure
 from redrb.stream.task.lookup import existing_task, unknown_task
 from redrb.stream.task.reach import Reach
-from redrb.stream.task.settings import DIVIDED, UNDIVIDED, TaskSettings
+from redrb.stream.task.settings import DIVIDED, TaskSettings
 from redrb.stream.task.stored_settings import (
     StoredSettings,
     check_changes,
@@ -24,12 +24,12 @@ def part_of(settings: TaskSettings, number: int) -> TaskSettings:
     """Return the settings of one partition: its part of each limit, and the rest as it is.
 
     Raises:
-        ConfigError: A limit is smaller than the number of partitions, or a setting needs one task.
+        ConfigError: A limit is smaller than the number of partitions.
     """
     count = settings.partitions or 1
     if count == 1:
         return settings
-    limits = {name: getattr(settings, name) for name in (*DIVIDED, "rate")}
+    limits = {name: getattr(settings, name) for name in DIVIDED}
     parts = divided({name: most for name, most in limits.items() if most}, number, count)
     return replace(settings, **parts)
 
@@ -38,8 +38,6 @@ def divided(settings: Mapping[str, Any], number: int, count: int) -> dict[str, A
     """Return settings for one of `count` partitions; the only one has all. Raises as `part_of`."""
     if count == 1:
         return dict(settings)
-    if settings.get("rate") is not None:
-        raise ConfigError(f"{UNDIVIDED}.")
     parts = dict(settings)
     for name in DIVIDED:
         whole = settings.get(name)

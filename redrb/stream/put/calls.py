@@ -56,8 +56,8 @@ class PutReply(msgspec.Struct, frozen=True):
             or 0.
         stored: Groups stored; an earlier attempt may have stored another number.
         room: Groups that may still be put; -1 without a limit.
-        setting: What leaves no room: the setting "limit", "rate" or "max_bytes"; or "memory": the
-            server is at its memory limit.
+        setting: What leaves no room: "limit", "max_waiting" or "max_bytes"; or "memory": the server
+            is at its memory limit.
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
         backlog: Groups stored now; -1 in a task without partitions.

@@ -90,7 +90,7 @@ class Room:
             self.scarce = True
         elif (
             self._on_full == "drop_oldest"
-            and reply.setting != "rate"
+            and reply.setting != "max_waiting"
             and attempt.refused <= EVICTION_ATTEMPTS
         ):
             self._evict(attempt, reply)
@@ -161,10 +161,10 @@ class Room:
                 f"Redis at {self._store.client.where} is at its memory limit and {task} cannot "
                 "grow: raise maxmemory, or let trainers catch up."
             )
-        elif reason == "rate":
+        elif reason == "max_waiting":
             message = (
-                f"{task}: its rate holds puts back until trainers have read more: check that they "
-                f"take and acknowledge (`redrb top --namespace {namespace}`), or raise max_diff."
+                f"{task} holds as many waiting groups as its max_waiting allows: trainers must "
+                "take some, or raise it."
             )
         else:
             message = (

@@ -39,7 +39,6 @@ _ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
 _UNSORTED: Final = re.compile(r"[0-9]{1,16} [0-9]{1,16}")
 _OTHER_NUMBERS: Final = {
     "generation": whole_number(0),
-    "reordered": whole_number(1),
     "default_max_reads": whole_number(0),
     "default_max_deliveries": whole_number(1),
     "default_max_dead": whole_number(0),
@@ -242,7 +241,7 @@ def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: b
     facts = dict(unpack_facts(fields[b"facts"]))
     facts.pop("current", None)
     _check_facts(msgspec.convert(facts, SavedFacts), facts, tags, sampled=sampled)
-    for name in (b"seq", b"reads", b"unread", b"rejected", b"source"):
+    for name in (b"seq", b"source"):
         given = fields.get(name, b"0" if name == b"source" else b"")
         _require(_LETTER_COUNT.fullmatch(given), "a count of a dead letter")
     _require(fields.get(b"status", b"") in _LETTER_STATUSES, "the status of a dead letter")

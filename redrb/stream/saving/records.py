@@ -92,13 +92,9 @@ class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ledger(self, waiting: int) -> dict[str, int]:
         """Return its counters in the restored task.
 
-        Groups that ended while the task was saved are in no counter; for a rate they count as
-        taken.
+        Groups that ended while the task was saved are in no counter.
         """
         counters = dict(self.counters)
-        if "taken" in counters:
-            leased = max(self.held - counters.get("waiting", 0), 0)
-            counters["taken"] = max(counters["taken"] + self.held - waiting - leased, 0)
         counters.pop("waiting", None)
         counters["put"] = waiting + sum(counters.get(name, 0) for name in _ENDED)
         return counters

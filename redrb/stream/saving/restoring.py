@@ -212,10 +212,7 @@ class Restoring:
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
         ending, found = self.saved.ending, self.saved.ending.groups
-        reads = int(self._settings.get("max_reads") or self._settings["default_max_reads"])
-        never_found = self.header.counters.get("put", 0) - found
-        of_late = {"waiting": found, "unread": reads * never_found}
-        late = [ConsumerGroup(name, dict(of_late), found) for name in self._late]
+        late = [ConsumerGroup(name, {"waiting": found}, found) for name in self._late]
         waiting = [*ending.waiting, *[found] * len(late)]
         return {
             group.name: {

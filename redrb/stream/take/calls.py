@@ -50,7 +50,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reply to a take.
 
     Attributes:
-        outcome: "taken"; "short": too few groups wait; "never": limit, capacity or rate never allow
+        outcome: "taken"; "short": too few groups wait; "never": a bound of the task never allows
             the batch; "gone": the task was deleted, or has other settings; "more": there is more to
             do before, ask again; "late": a later take of the slot came first, the lease was lost,
             or ranks need the batch no more; "ranks": ranks take from this consumer group.

@@ -17,9 +17,7 @@ from redrb.stream.task.description import StalenessRules
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
-Misfit: TypeAlias = Literal[
-    "unversioned", "excluded", "blocked", "bounded_twice", "overread", "undivided"
-]
+Misfit: TypeAlias = Literal["unversioned", "excluded", "bounded_twice"]
 """Why settings do not fit together, as `redrb/lua/include/misfits.lua` says it."""
 
 
@@ -35,11 +33,8 @@ class SettingsReply(msgspec.Struct, frozen=True):
         held: Those of them that the caller gave another value.
         removed: The incarnation that was removed last, and by whom; "" for none.
         unfinished: Whether work is left: call `Fill` until it is done.
-        setting, value: The setting that is excluded, blocks, or cannot change now; or the
-            samples_per_insert.
-        groups: Groups that takes need; 0: the rate leaves groups unread, which fill any limit. Of
-            "overread" the reads of a group, of "holds" the groups that are stored.
-        gives_limit: Whether this call gives the limit, and not the rate.
+        setting, value: The setting that is excluded, or cannot change now.
+        groups: Groups that are stored, for which it cannot.
     """
 
     settings: dict[str, str] = msgspec.field(default_factory=dict)
@@ -53,7 +48,6 @@ class SettingsReply(msgspec.Struct, frozen=True):
     setting: str = ""
     value: str = ""
     groups: int = 0
-    gives_limit: bool = False
 
 
 class OpenReply(SettingsReply, frozen=True, kw_only=True):
@@ -63,10 +57,7 @@ class OpenReply(SettingsReply, frozen=True, kw_only=True):
         outcome: "ok"; "unknown": there is no such task, and it is not to be created; "differs": it
             has others of the settings given, those in `settings`; "unversioned": it is to evict the
             stalest groups, and indexes no versions; "excluded": it cannot have this setting beside
-            groups_per_version; "blocked": the limit or capacity is smaller than the groups that a
-            first take needs by the rate, so that takes and puts would wait for each other;
-            "bounded_twice": it has a limit and a capacity; "overread": the rate asks for more reads
-            than groups have; "undivided": it has a rate and partitions.
+            groups_per_version; "bounded_twice": it has a limit and a capacity.
     """
 
     outcome: Literal["ok", "unknown", "differs", Misfit]
@@ -247,19 +238,21 @@ class Announce(Call[None], frozen=True):
     ended: bool
 
 
-class Requeued(Found, frozen=True):
-    """Dead letters that wait again; there are more if their bytes were a page.
+class Requeued(Page, frozen=True):
+    """Dead letters that were put again; there are more if their bytes were a page.
 
     Attributes:
+        ids: The id that each group had, and its new one.
         unsortable: The task's order, and that in which a letter was given up, "" if that is not
             known: Redis cannot compute the letter's score. None of the letters waits again then.
     """
 
+    ids: list[tuple[int, int]] = msgspec.field(default_factory=list)
     unsortable: tuple[str, str] | None = None
 
 
 class Requeue(Call[Requeued], frozen=True):
-    """Let dead letters of a consumer group wait again."""
+    """Put dead letters of a consumer group again."""
 
     script: ClassVar = "task/requeue"
     group: str

@@ -10,14 +10,11 @@ from typing import Any
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.stream.orders import Fifo
-from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply, SettingsReply
-from redrb.stream.task.rate import UNREAD_FILL
+from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply
 from redrb.stream.task.settings import (
     BOUNDED_TWICE,
-    UNDIVIDED,
     UNVERSIONED,
     excluded_by_admission,
-    overread,
     stored_names,
 )
 from redrb.stream.task.store import TaskStore
@@ -87,8 +84,6 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
 
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
     """Refuse settings that do not fit together; else do the work that a change has left."""
-    if reply.outcome == "blocked":
-        raise _blocked(store.task, reply)
     if reply.outcome == "excluded":
         raise excluded_by_admission(reply.setting, reply.value)
     why = {
@@ -96,8 +91,6 @@ def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
         "bounded_twice": f"it would have {reply.setting}={reply.value} and a capacity, of which "
         f"another process gave one. {BOUNDED_TWICE.capitalize()}: leave yours out, or take the "
         "other one away with `redrb set`",
-        "overread": overread(float(reply.value or 0), reply.groups),
-        "undivided": UNDIVIDED,
     }.get(reply.outcome)
     if why is not None:
         raise ConfigError(f"task {store.task!r}: {why}.")
@@ -109,21 +102,3 @@ def fill(store: TaskStore) -> None:
     """Do the work that a change of settings has left; whoever opens the task next goes on."""
     for _ in store.pages(Fill(), all_of_them=False):
         pass
-
-
-def _blocked(task: str, reply: SettingsReply) -> ConfigError:
-    """Return the error for a rate and a limit, of two processes, that block both sides."""
-    setting, most, groups = reply.setting, reply.value, reply.groups
-    limit, rate = f"{setting}={most}", f"rate with min_size={groups}"
-    why = f"Takes would wait for {groups} stored groups, of which puts store at most {most}"
-    if reply.gives_limit:
-        advice = f"give a {setting} of at least {groups} here"
-    else:
-        advice = f"give a min_size of at most {most} here, and a min_diff that needs no more"
-    if not groups:
-        rate, why, advice = "rate", UNREAD_FILL, "leave one of them out here"
-    mine, stored = (limit, rate) if reply.gives_limit else (rate, limit)
-    return ConfigError(
-        f"task {task!r}: this process gives a {mine}, and another process gave a {stored}. {why}: "
-        f"{advice}, or clear() the task and open it with other settings."
-    )

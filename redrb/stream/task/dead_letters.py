@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from redrb.errors import ConfigError, DecodeError, StoreError
 from redrb.stream.task.calls import DropLetters, Requeue
@@ -20,28 +21,36 @@ if TYPE_CHECKING:
     from redrb.experience import BufferItem
 
 
+T = TypeVar("T")
+
 LETTERS_OF_A_CALL = 20
 """Most dead letters that one script call requeues or deletes."""
 
 
-def requeue(store: TaskStore, group: str, ids: Sequence[int]) -> int:
-    """Let dead letters of a consumer group wait again, in their old places; returns how many.
+def requeue(reach: Reach, group: str, ids: Iterable[int]) -> dict[int, int]:
+    """Put dead letters again, by their ids, in all partitions of a task; returns new ids by old.
+
+    Args:
+        ids: Their ids; those without a letter, and 0, are left out.
 
     Raises:
         ConfigError: A letter has no place in the order that the task has now.
     """
-    requeued = 0
-    for seqs in texts_of(ids, LETTERS_OF_A_CALL):
-        for page in store.pages(Requeue(group, seqs)):
-            if page.unsortable is not None:
-                raise _no_place(store.task, *page.unsortable)
-            requeued += page.found
-    return requeued
 
+    def requeue_in(store: TaskStore, ids: Sequence[int]) -> dict[int, int]:
+        found: list[tuple[int, int]] = []
+        for seqs in texts_of(ids, LETTERS_OF_A_CALL):
+            for page in store.pages(Requeue(group, seqs)):
+                if page.unsortable is not None:
+                    raise _no_place(store.task, *page.unsortable)
+                found += page.ids
+        before, now = ([pair[side] for pair in found] for side in (0, 1))
+        names = partial(store.numbering.ids, store.number)
+        return dict(zip(names(before), names(now), strict=True))
 
-def drop(store: TaskStore, group: str, ids: Sequence[int]) -> int:
-    """Delete dead letters of a consumer group for good; returns how many."""
-    return sum(store.call(DropLetters(group, seqs)) for seqs in texts_of(ids, LETTERS_OF_A_CALL))
+    return {
+        old: new for each in _in_each(requeue_in, reach, sorted(ids)) for old, new in each.items()
+    }
 
 
 def drop_letters(reach: Reach, group: str, ids: Iterable[int]) -> int:
@@ -53,7 +62,12 @@ def drop_letters(reach: Reach, group: str, ids: Iterable[int]) -> int:
     ids = dict.fromkeys(ids)
     every = range(len(reach.stores) if 0 in ids else 0)
     unput = reach.each(every, lambda number: _drop_unput(reach.stores[number]))
-    return sum(unput.values()) + change_letters(drop, reach, group, ids)
+
+    def drop_in(store: TaskStore, ids: Sequence[int]) -> int:
+        pages = texts_of(ids, LETTERS_OF_A_CALL)
+        return sum(store.call(DropLetters(group, seqs)) for seqs in pages)
+
+    return sum(unput.values()) + sum(_in_each(drop_in, reach, ids))
 
 
 def _drop_unput(store: TaskStore) -> int:
@@ -63,24 +77,16 @@ def _drop_unput(store: TaskStore) -> int:
     return sum(store.call(DropLetters("", page)) for page in pages)
 
 
-def change_letters(
-    change: Callable[[TaskStore, str, Sequence[int]], int],
-    reach: Reach,
-    group: str,
-    ids: Iterable[int],
-) -> int:
-    """Change dead letters in all partitions of a task; returns how many.
-
-    Args:
-        change: `requeue` or `drop`.
-        ids: Their ids; those without a letter, and 0, are left out.
-    """
+def _in_each(
+    change: Callable[[TaskStore, Sequence[int]], T], reach: Reach, ids: Iterable[int]
+) -> list[T]:
+    """Call a function in each partition, with the numbers of its letters; returns what it does."""
     places = reach.stores[0].numbering.by_partition(dict.fromkeys(ids))
 
-    def change_in(number: int) -> int:
-        return change(reach.stores[number], group, [seq for seq in places[number] if seq > 0])
+    def change_in(number: int) -> T:
+        return change(reach.stores[number], [seq for seq in places[number] if seq > 0])
 
-    return sum(reach.each(places, change_in).values())
+    return list(reach.each(places, change_in).values())
 
 
 def _no_place(task: str, order: str, former: str) -> ConfigError:

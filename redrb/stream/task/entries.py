@@ -72,6 +72,7 @@ class SavedFacts(TypedDict):
     priority: NotRequired[Number]
     version: NotRequired[Version]
     newest: NotRequired[Version]
+    first: NotRequired[Count]
     tags: NotRequired[dict[str, Number | Annotated[str, Meta(max_length=MOST_BYTES)]]]
 
 

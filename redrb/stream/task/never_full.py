@@ -15,12 +15,12 @@ def never_full(task: Task, count: int, most: int) -> ConfigError:
     Args:
         task: The task of the take.
         count: Groups that the take asks for.
-        most: Most groups that the task holds by its limit, capacity or rate.
+        most: Most groups that the task holds by its limit, max_waiting or capacity.
     """
     stored = None
     with suppress(RedrbError):  # the first error matters more
         stored = task.stored_settings()
-    name = _bound(stored)
+    name = _bound(stored, most)
     change = stored.last_change(name) if stored else None
     value = count if name == "capacity" else "none"
     return ConfigError(
@@ -36,10 +36,11 @@ def set_command(task: str, namespace: str, change: str) -> str:
     return f"redrb set {task} {change}{options}"
 
 
-def _bound(stored: StoredSettings | None) -> str:
+def _bound(stored: StoredSettings | None, most: int) -> str:
     """Return the setting that bounds how many groups the task holds."""
     values = stored.values if stored else {}
-    return next((name for name in ("rate", "limit", "capacity") if values.get(name)), "limit")
+    names = ("limit", "max_waiting", "capacity")
+    return next((name for name in names if values.get(name) == str(most)), "limit")
 
 
 def _who(change: SettingChange | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
@@ -11,11 +10,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 from redrb.checks import check_choice, checked_int, checked_number
 from redrb.errors import ConfigError
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
-from redrb.stream.task.rate import UNREAD_FILL, RateLimit, parse_rate, rate_of, rate_text
 from redrb.stream.task.tags import declare_tags
-from redrb.words import counted
 
-Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
+Eviction: TypeAlias = Literal["oldest", "stalest"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
 LEASE_MS = 30_000
@@ -48,11 +45,6 @@ BOUNDED_TWICE = "give a limit (puts wait) or a capacity (puts evict), not both"
 UNVERSIONED = (
     'the task indexes no versions, so eviction="stalest" has nothing to go by: give '
     'order="stalest" or max_staleness too'
-)
-
-UNDIVIDED = (
-    "rate= counts the reads and inserts of one task: with partitions= leave it out, and give "
-    "limit= or capacity="
 )
 
 MOST_PER_VERSION = 1e9
@@ -102,12 +94,6 @@ def _choice(choices: Sequence[str]) -> Setting:
     return Setting(stored)
 
 
-def _stored_rate(_: str, rate: object) -> str:
-    if not isinstance(rate, RateLimit):
-        raise ConfigError(f"rate={rate!r}: make it with redrb.RateLimit, such as .ratio(4, ...).")
-    return str(rate)
-
-
 def _stored_groups(name: str, groups: object) -> str:
     number = checked_number(name, groups)
     if not 0 < number <= MOST_PER_VERSION:
@@ -131,6 +117,7 @@ def checked_order(order: object) -> Order:
 SETTINGS: Mapping[str, Setting] = {
     "order": Setting(lambda _, order: checked_order(order).name),
     "limit": whole_number(0, divided=True),
+    "max_waiting": whole_number(0, divided=True),
     "max_bytes": whole_number(0, divided=True),
     "max_deliveries": whole_number(1),
     "max_dead": whole_number(0, divided=True),
@@ -144,13 +131,6 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "capacity": whole_number(1, divided=True),
     "eviction": _choice(get_args(Eviction)),
-    "rate": Setting(
-        _stored_rate,
-        value=rate_of,
-        text=rate_text,
-        parsed=parse_rate,
-        form="at_least(SIZE), queue(SIZE) or ratio(SAMPLES_PER_INSERT,MIN_SIZE,ERROR_BUFFER)",
-    ),
     "tags": Setting(
         lambda _, names: json.dumps(declare_tags(names)),
         value=json.loads,
@@ -187,6 +167,7 @@ class SettingArguments(TypedDict, total=False):
 
     order: str | Order | None
     limit: int | None
+    max_waiting: int | None
     max_bytes: int | None
     max_deliveries: int | None
     max_dead: int | None
@@ -196,7 +177,6 @@ class SettingArguments(TypedDict, total=False):
     max_reads: int | None
     capacity: int | None
     eviction: Eviction | None
-    rate: RateLimit | None
     tags: Sequence[str] | None
     partitions: int | None
     groups_per_version: float | None
@@ -214,6 +194,8 @@ class TaskSettings:
         order: Which groups are taken first: "fifo" (default), "lifo", "stalest", "freshest",
             "priority", "uniform", "prioritized", or an `Order` object.
         limit: Most groups that wait or are leased; 0 (default): no limit. Puts wait at the limit.
+        max_waiting: Most groups that wait for a consumer group, leased ones aside; 0 (default): no
+            limit. Puts wait at it.
         max_bytes: Most bytes that wait or are leased; 0 (default): no limit.
         max_deliveries: Failed deliveries after which a group moves to the dead-letter stream,
             default 5. A delivery fails when its consumer dies, or its `with` block raises.
@@ -230,8 +212,7 @@ class TaskSettings:
         capacity: Most groups that are stored; puts never wait, and evict groups beyond it. Default:
             no capacity.
         eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
-            "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
-        rate: How many reads each insert allows. Default: any number.
+            "oldest" (by arrival, default) or "stalest".
         tags: Names of the tags that queries may use. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/how-to/partitions.md.
@@ -243,6 +224,7 @@ class TaskSettings:
 
     order: str | Order | None = None
     limit: int | None = None
+    max_waiting: int | None = None
     max_bytes: int | None = None
     max_deliveries: int | None = None
     max_dead: int | None = None
@@ -252,7 +234,6 @@ class TaskSettings:
     max_reads: int | None = None
     capacity: int | None = None
     eviction: Eviction | None = None
-    rate: RateLimit | None = None
     tags: Sequence[str] | None = None
     partitions: int | None = None
     groups_per_version: float | None = None
@@ -270,7 +251,6 @@ class TaskSettings:
         }
         if self.capacity is not None and self.limit:
             raise ConfigError(f"{BOUNDED_TWICE}.")
-        self._check_rate()
         if self.groups_per_version is not None:
             for name, only in EXCLUDED_BY_ADMISSION.items():
                 if (value := getattr(self, name)) not in (None, only):
@@ -302,36 +282,6 @@ class TaskSettings:
             return self.order
         return known_order(name)
 
-    def _check_rate(self) -> None:
-        """Refuse a rate at which both sides would wait for ever."""
-        rate, reads = self.rate, self.max_reads
-        reads = DEFAULT_MAX_READS if reads is None else reads
-        if rate is None:
-            return
-        if self.partitions not in (None, 1):
-            raise ConfigError(f"{UNDIVIDED}.")
-        if math.isfinite(rate.max_diff) and reads and rate.samples_per_insert > reads:
-            raise ConfigError(f"{overread(rate.samples_per_insert, reads)}.")
-        for name, most in (("limit", self.limit), ("capacity", self.capacity)):
-            # groups that are read for ever and evicted leave their reads to the others
-            least = rate.least_stored if name == "limit" or reads else rate.min_size
-            if most and rate.min_size > most:
-                raise ConfigError(
-                    f"min_size={rate.min_size} can never be stored with {name}={most}."
-                )
-            if most and least > most:
-                groups = counted(least, "group", "are")
-                raise ConfigError(
-                    f"min_diff={rate.min_diff:g} allows no take before {groups} stored, "
-                    f"and {name}={most}: give a {name} of at least {least}, or a lower min_diff."
-                )
-        if self.limit and rate.bounds_reads and rate.samples_per_insert < reads:
-            raise ConfigError(
-                f"limit={self.limit}, max_reads={reads} and samples_per_insert="
-                f"{rate.samples_per_insert:g}. {UNREAD_FILL}: leave the limit out, or give as many "
-                "samples_per_insert as max_reads."
-            )
-
 
 def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> TaskSettings:
     """Return settings with further ones by name; raises ConfigError for an unknown one."""
@@ -353,14 +303,6 @@ def may_give_rights(settings: Mapping[str, Any]) -> bool:
     return all(
         settings.get(name) in (None, value, str(value))
         for name, value in EXCLUDED_BY_ADMISSION.items()
-    )
-
-
-def overread(samples_per_insert: float, reads: int) -> str:
-    """Return why a rate and max_reads do not fit together, and what to do."""
-    return (
-        f"{samples_per_insert:g} samples an insert cannot be read from groups that are taken "
-        f"{reads} times: give max_reads=0 with a capacity, or more reads"
     )
 
 

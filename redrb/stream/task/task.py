@@ -42,7 +42,7 @@ class Follow(Call[int], frozen=True):
 
 SEARCH_AGAIN_S = 30.0
 
-_NO_LIMITS = {"limit": "", "rate": ""}
+_NO_LIMITS = {"limit": "", "max_waiting": ""}
 """Limits that follow from other settings; the task loses those that do not follow any more."""
 
 _log = logging.getLogger("redrb")

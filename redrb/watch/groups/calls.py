@@ -119,7 +119,7 @@ def view_of(
     group: int, state: State, facts: Mapping[str, Any], status: str, **others: Any
 ) -> GroupView:
     """Return a view of a group by its facts; `others` are fields of which these say nothing."""
-    size = facts.get("size")
+    size, first = facts.get("size"), _whole(facts.get("first"))
     return GroupView(
         group,
         state,
@@ -130,6 +130,7 @@ def view_of(
         newest_version=_whole(facts.get("newest")),
         priority=_number(facts.get("priority")),
         tags=_tags(facts.get("tags")),
+        notes=() if first is None else (f"it was requeued; its first id was {first}",),
         **others,
     )
 

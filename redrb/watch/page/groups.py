@@ -15,7 +15,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError
 from redrb.keys import check_name
-from redrb.stream.task.dead_letters import change_letters, find_letters, requeue
+from redrb.stream.task.dead_letters import find_letters, requeue
 from redrb.stream.task.lookup import existing_task
 from redrb.stream.task.reach import Reach
 from redrb.watch.groups.choice import RANKS, Choice, Limits, Rank
@@ -155,10 +155,10 @@ class TaskGroups:
         ]
 
     def requeue(self, letters: Letters) -> int:
-        """Let dead letters wait again; return how many, or raise UnknownTask."""
+        """Put dead letters again; return how many, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
             stores = existing_task(self._client, letters.task, namespace=self._namespace)
-            return change_letters(requeue, Reach(stores), letters.group, letters.ids)
+            return len(requeue(Reach(stores), letters.group, letters.ids))
 
 
 def fitting(page: Any) -> Any:

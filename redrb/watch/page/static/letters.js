@@ -54,7 +54,7 @@ function render() {
       element("p", { class: "command" },
         element("button", { type: "button", "data-focus": "requeue", disabled: !chosen.size, onclick: requeue },
           chosen.size ? `Requeue ${count(chosen.size)}` : "Requeue"),
-        element("span", { role: "status" }, done || "Choose letters; requeued groups wait again in their old places.")),
+        element("span", { role: "status" }, done || "Choose letters; requeued groups are put again, with new ids.")),
     ];
   });
 }
