@@ -7,8 +7,8 @@
 --@include task
 
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
-  'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'max_waiting', 'tags', 'partitions',
-  'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
+  'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'max_waiting', 'tags',
+  'partitions', 'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
