@@ -281,7 +281,7 @@ def configure_stream(place: Place) -> Callable[[], object]:
     def act() -> None:
         stream = ExperienceStream(place.client, "math", namespace=place.namespace, partitions=2)
         try:
-            stream.configure(limit=50, order="lifo")
+            stream.configure(limit=50, max_staleness=9)
         finally:
             stream.close()
 
@@ -291,8 +291,8 @@ def configure_stream(place: Place) -> Callable[[], object]:
 def stream_is_configured(place: Place) -> None:
     stream = place.stream(partitions=2)
     for store in existing_task(place.client, "math", namespace=place.namespace):
-        settings = store.client.execute("HMGET", store.keys.task, "limit", "order")
-        assert settings[1] == b"lifo"
+        settings = store.client.execute("HMGET", store.keys.task, "limit", "max_staleness")
+        assert settings[1] == b"9"
     assert stream.stats().ledger.waiting == ROWS - 3
     audit(stream)
 

@@ -96,7 +96,7 @@ def test_a_put_of_which_nobody_knows_whether_it_is_stored_is_not_repeated(
 ):
     stream = ExperienceStream(client, "math", namespace=namespace)
     sent = lose_reply(client, monkeypatch, stream, epochs=2)
-    with pytest.raises(OutcomeUnknown, match="nobody knows whether 1 groups") as caught:
+    with pytest.raises(OutcomeUnknown, match="nobody knows whether 1 group is") as caught:
         stream.put(numbered(1))
     assert sent
     assert (caught.value.groups, caught.value.stored) == (1, 0)

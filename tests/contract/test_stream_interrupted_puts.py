@@ -30,7 +30,9 @@ def test_the_error_of_an_outage_midway_has_the_number_of_stored_groups(
         stream.put_many([[numbered(n)] for n in range(64)])
     assert caught.value.stored == 32
     assert not caught.value.uncertain
-    assert any("32 of 64 groups were stored" in note for note in caught.value.__notes__)
+    assert any(
+        "32 groups were stored before this, of 64" in note for note in caught.value.__notes__
+    )
     assert stream.stats().ledger.put == 32
 
 

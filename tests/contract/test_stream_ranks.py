@@ -460,7 +460,7 @@ def test_another_number_of_ranks_starts_anew(open_stream):
     fewer = [open_stream(lease_ms=300) for _ in range(2)]
     for error in ask(fewer, 6, 1, timeout=0.1):
         assert isinstance(error, ConfigError)
-        assert "ranks 0, 1, 2 of 3 are alive" in str(error)
+        assert "live ranks hold steps (0, 1, 2 of 3): stop them" in str(error)
     with ThreadPoolExecutor(2) as pool:  # they wait for the others to end
         waiting = [pool.submit(take, each, rank, 2, 1, 6) for rank, each in enumerate(fewer)]
         for each in ranks:
