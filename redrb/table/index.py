@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from redrb.connection import Client
@@ -28,6 +27,7 @@ from redrb.forks import in_child
 from redrb.keys import TableKeys
 from redrb.lua.calls import Call, R
 from redrb.lua.pages import PAGES
+from redrb.lua.records import Segment, columns_of, read_record, sizes_of, value_of
 from redrb.lua.scripts import scripted_request
 from redrb.registry import Registry
 from redrb.stream.put.pending import ProducerIdentity
@@ -35,12 +35,9 @@ from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
 from redrb.table.calls import BeginRun, Changed, Open, Opened, Stored, Watch
-from redrb.unpacking import Reading, unpack
+from redrb.unpacking import Reading
 
 W = TypeVar("W", Changed, Stored)
-
-FIRST: Final = 4
-"""Place of the first column in a segment; `include/records.lua` counts from 1."""
 
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
 
@@ -51,10 +48,6 @@ MOST_CELLS: Final = 65_536
 """Most values of one put, rows times columns: its script takes some 100 ms for them."""
 
 NAMES: Final = ("limit", "max_bytes", "retain")
-
-
-_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-_RECORD: Final = msgspec.msgpack.Decoder(list[str | list[_Number | str]])
 
 
 class Row:
@@ -69,17 +62,16 @@ class Row:
     __slots__ = ("_keys", "_segments", "ids", "layout", "number")
 
     def __init__(
-        self, keys: TableKeys, number: int, segments: Sequence[Any], ids: dict[str, int]
+        self, keys: TableKeys, number: int, segments: Sequence[Segment], ids: dict[str, int]
     ) -> None:
         self.number, self.ids = number, ids
         self._keys, self._segments = keys, segments
-        self.layout: Layout = tuple([tuple(segment[FIRST::2]) for segment in segments])
+        self.layout: Layout = tuple([tuple(columns_of(segment)) for segment in segments])
 
-    def stored(self, string: int) -> tuple[str, list[int]]:
+    def stored(self, string: int) -> tuple[str, Sequence[int]]:
         """Return the key of a string of the row, and the bytes of each column in it."""
         segment = self._segments[string]
-        token, place, bucket = segment[:3]
-        return self._keys.value(bucket, token, place), segment[FIRST + 1 :: 2]
+        return value_of(self._keys, segment), sizes_of(segment)
 
     @property
     def places(self) -> dict[str, Place]:
@@ -357,8 +349,8 @@ class Index:
                 for record in filter(
                     None, self.client.execute("HMGET", self.keys.rows, *found[::2])
                 ):
-                    for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
-                        yield self.keys.value(bucket, token, place)
+                    for segment in read_record(record)[1]:
+                        yield value_of(self.keys, segment)
 
     def find(self, rows: Sequence[str]) -> list[Row | None]:
         """Return rows by key, None where there is none."""
@@ -380,7 +372,7 @@ class Index:
             names = [name.decode() for name in columns[::2]]
             ids = dict(zip(names, map(int, columns[1::2]), strict=True))
             found = {
-                number: Row(self.keys, int(number), _RECORD.decode(record)[1:], ids)
+                number: Row(self.keys, int(number), read_record(record)[1], ids)
                 for number, record in zip(wanted, records, strict=True)
                 if record
             }

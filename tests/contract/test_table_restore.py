@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as Broken
 
 import redrb
 from redrb.errors import ConfigError, StoreUnavailable
-from redrb.unpacking import unpack
+from redrb.lua.records import read_record
 from tests.contract.test_table import names
 from tests.contract.test_table_claims import bury, drain, put, stream_of
 from tests.table_audit import audit_table, values_of
@@ -81,7 +81,7 @@ def test_no_mark_divides_the_rows_of_a_put(table, pages, client, namespace, coun
         table.put(keys, {"x": [batch] * count})
     table.mark("end")
     rows = client.execute("HVALS", f"redrb:{{{namespace}:table:{table.name}}}:rows")
-    heads = {unpack(record, "record of a row")[0] for record in rows}
+    heads = {read_record(record)[0] for record in rows}
     assert len(heads) == len(batches)
     table.clear(batches[2] + batches[1][::2])
     before = set(table.tags().rows)

@@ -11,6 +11,8 @@ from lupa.lua51 import LuaRuntime
 from redis.exceptions import ResponseError
 
 from redrb.connection.failures import name_scripts, translate
+from redrb.lua import records
+from redrb.lua.records import SEGMENT
 from redrb.lua.scripts import load
 
 _LUA_RUNTIME = LuaRuntime()
@@ -115,6 +117,19 @@ def test_a_file_includes_what_it_uses_and_nothing_else():
         used = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code_of(name))) - defined(name)
         needed = {each for each in all_included(name) if defined(each) & used}
         assert set(included(name)) == needed, name
+
+
+def test_the_parts_of_a_segment_are_named_and_declared_once():
+    """Nobody counts the places of a segment by hand: a script counts from 1, Python from 0."""
+    for name, place in SEGMENT.items():
+        assert getattr(records, name.upper()) == place - 1
+    for name, body in _LUA.items():
+        assert not re.search(r"(segment|record\[\w+\])\[\d", code_of(name)), name
+        assert set(re.findall(r"\bSEGMENT\.(\w+)", body)) <= set(SEGMENT), name
+    named = {part for body in _LUA.values() for part in re.findall(r"\bSEGMENT\.(\w+)", body)}
+    assert named == set(SEGMENT)
+    for path in _ROOT.parent.glob("table/*.py"):
+        assert not re.search(r"segment\[\d|record of a row\"\)\[", path.read_text("utf-8")), path
 
 
 READING = (

@@ -84,7 +84,8 @@ end
 
 -- The key of the value of a segment.
 local function value_of(segment)
-  return string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2])
+  return string.format('%s:%d}:%s:%d', owner, segment[SEGMENT.bucket], segment[SEGMENT.token],
+    segment[SEGMENT.place])
 end
 
 local function discard(segment)
@@ -95,10 +96,7 @@ end
 local function bytes_of_row(record)
   local bytes = 0
   for i = 2, #record do
-    local segment = record[i]
-    for at = FIRST + 1, #segment, 2 do
-      bytes = bytes + segment[at]
-    end
+    bytes = bytes + bytes_of_segment(record[i])
   end
   return bytes
 end

@@ -33,8 +33,8 @@ end
 local function strip(record)
   local bytes
   for at = #record, 2, -1 do -- bound: puts of a row
-    if record[at][4] > mark then
-      bytes = (bytes or 0) + bytes_of_row({0, record[at]})
+    if record[at][SEGMENT.change] > mark then
+      bytes = (bytes or 0) + bytes_of_segment(record[at])
       discard(record[at])
       table.remove(record, at)
     end
