@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from redrb.connection.failures import name_scripts, translate
 from redrb.lua import records
 from redrb.lua.records import SEGMENT
-from redrb.lua.scripts import load
+from redrb.lua.scripts import assemble, load
 
 _LUA_RUNTIME = LuaRuntime()
 _ROOT = Path(str(files("redrb.lua")))
@@ -130,6 +130,32 @@ def test_the_parts_of_a_segment_are_named_and_declared_once():
     assert named == set(SEGMENT)
     for path in _ROOT.parent.glob("table/*.py"):
         assert not re.search(r"segment\[\d|record of a row\"\)\[", path.read_text("utf-8")), path
+
+
+def test_work_on_another_task_ends_where_it_returns():
+    """A function that returns early must not leave what follows it on the keys of another task."""
+    runtime = LuaRuntime()
+    runtime.execute("KEYS = {'p:stream'}")
+    script = """--@include elsewhere
+local seen = {}
+at_task('p:claims:a:', function()
+  seen[1] = prefix .. ' ' .. stream .. ' ' .. key('facts')
+  at_task('p:claims:b:', function()
+    seen[2] = task
+    if seen then return end
+    seen = nil
+  end)
+  seen[3] = puts
+  do return end
+end)
+return seen[1], seen[2], seen[3], prefix, stream, task, puts
+"""
+    assert runtime.execute(assemble("test", script).text) == (
+        *("p:claims:a: p:claims:a:stream p:claims:a:facts", "p:claims:b:task", "p:claims:a:puts"),
+        *("p:", "p:stream", "p:task", "p:puts"),
+    )
+    switching = {name for name in _LUA if re.search(r"\bwork_(at|on)\(", code_of(name))}
+    assert switching <= {"include/elsewhere", "include/restore_area", "saving/restore_end"}
 
 
 READING = (

@@ -18,7 +18,7 @@
 
 local keys, rows, tags, changes = key('keys'), key('rows'), key('tags'), key('changes')
 local columns, gone, trash, cleared = key('columns'), key('gone'), key('trash'), key('cleared')
-local marks, table_prefix = key('marks'), prefix
+local marks = key('marks')
 local owner = string.sub(prefix, 1, -3)
 
 local function has_table()

@@ -49,17 +49,17 @@ end
 local function keep_consumption(numbered)
   for name, claim in pairs(claims()) do
     local consumed, known = {}, {}
-    for i, spent in ipairs(replies_of('ZMSCORE', claim_key('spent', name), numbered)) do
+    for i, spent in ipairs(replies_of('ZMSCORE', key('spent', name), numbered)) do
       if spent and tonumber(spent) < mark then
         consumed[#consumed + 1], consumed[#consumed + 2] = spent, numbered[i]
         known[#known + 1], known[#known + 2] = numbered[i], '0'
         if claim.size > 1 then
-          redis.call('HINCRBY', claim_key('parts', name), math.floor((numbered[i] - 1) / claim.size), 1)
+          redis.call('HINCRBY', key('parts', name), math.floor((numbered[i] - 1) / claim.size), 1)
         end
       end
     end
-    in_parts('ZADD', claim_key('consumed', name), consumed)
-    in_parts('HSET', claim_key('claimed', name), known)
+    in_parts('ZADD', key('consumed', name), consumed)
+    in_parts('HSET', key('claimed', name), known)
   end
 end
 
@@ -83,7 +83,7 @@ local function bring_back(numbered, records)
   end
   keep_consumption(back)
   for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.claims
-    in_parts('ZREM', claim_key('spent', name), numbered)
+    in_parts('ZREM', key('spent', name), numbered)
   end
   in_parts('HSET', keys, stored)
   in_parts('ZADD', changes, changed)
@@ -163,15 +163,15 @@ elseif ask.step == 'back' then
   end
 else
   for name, claim in pairs(claims()) do
-    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), string.format('%d', mark),
+    local numbered = redis.call('ZRANGEBYSCORE', key('consumed', name), string.format('%d', mark),
       '+inf', 'LIMIT', 0, PAGE.table_rows)
     if #numbered > 0 then
-      forget_arrival(name, claim.size, numbered, replies_of('HMGET', claim_key('claimed', name), numbered))
-      in_parts('ZREM', claim_key('consumed', name), numbered)
+      forget_arrival(name, claim.size, numbered, replies_of('HMGET', key('claimed', name), numbered))
+      in_parts('ZREM', key('consumed', name), numbered)
       return cmsgpack.pack(reply)
     end
     claim.after, claim.full = 0, false -- table/register lets them arrive again
-    redis.call('HSET', table_prefix .. 'claims', name, cmsgpack.pack(claim))
+    redis.call('HSET', key('claims'), name, cmsgpack.pack(claim))
   end
   reply.more = false
 end
