@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from redrb.connection import Client
@@ -11,7 +11,7 @@ from redrb.connection.client import scan
 from redrb.keys import TableKeys
 from redrb.lua.pages import PAGES
 from redrb.registry import Registry
-from redrb.table.calls import Delete, Forget
+from redrb.table.calls import Delete, Deleted, Forget
 from redrb.table.payload import unlink
 
 PAGE = PAGES["table_rows"]
@@ -38,7 +38,14 @@ def empty_trash(client: Client, keys: TableKeys, pages: int | None = None) -> No
         pages = pages and pages - 1
 
 
-def remove(client: Client, name: str, *, namespace: str, everywhere: bool) -> None:
+def remove(
+    client: Client,
+    name: str,
+    *,
+    namespace: str,
+    everywhere: bool,
+    delete: Callable[[str], Deleted] | None = None,
+) -> None:
     """Delete a table, or what is left of one; what its tasks have claimed was deleted before.
 
     First goes the index. Until the values are gone, too, the table is `left` there: `redrb ls`
@@ -47,13 +54,15 @@ def remove(client: Client, name: str, *, namespace: str, everywhere: bool) -> No
     Args:
         everywhere: Delete also values that neither a row nor the trash has. So it is done, too,
             where a process that deleted or resumed the table before has left some.
+        delete: Deletes a page of its index, which is left under this token then; default: of
+            whichever there is.
     """
     keys, token = TableKeys.of(namespace, name), uuid.uuid4().hex
-    node, delete = client.at(keys.stream), Delete(token)
-    while (page := delete.run(node, [keys.stream])).more:
+    node = client.at(keys.stream)
+    while (page := delete(token) if delete else Delete(token).run(node, [keys.stream])).more:
         pass
     empty_trash(client, keys)
-    if everywhere or page.found:
+    if everywhere or page.beside:
         remove_left(client, keys, token)
     forget(client, keys, token)
 

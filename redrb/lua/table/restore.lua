@@ -18,16 +18,6 @@ if not change_of_it then
 end
 local drops, mark, last = ask.later == 'drop', tonumber(change_of_it), tonumber(number_of_it)
 
--- Add rows to those that this call of the client has brought back and dropped, as a reply may be lost.
-local function note(back, dropped)
-  local token, first, second = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
-  if token == ask.token then
-    back, dropped = first + back, second + dropped
-  end
-  redis.call('HSET', task, 'restored', string.format('%s %d %d', ask.token, back, dropped))
-  return back, dropped
-end
-
 -- Remove from a record the columns that were put after the mark; those that they have replaced are gone.
 -- Returns the bytes that are gone, nil if none are.
 local function strip(record)
@@ -131,50 +121,58 @@ local function drop_later(numbered, records)
   return #over
 end
 
-local reply, back, dropped = {outcome = 'ok', step = ask.step, after = ask.after,
-  until_change = ask.until_change, more = true, newest = last}, 0, 0
-if ask.step == '' then
+-- The hash task holds how far a call of the client has come, as a reply may be lost: the step, the change
+-- after which its next page begins, the newest change when it began, and rows brought back and dropped.
+local known = redis.call('HGET', task, 'restored') or ''
+local token, step, after, until_change, back, dropped = string.match(known,
+  '^(%x+) (%l+) (%d+) (%d+) (%d+) (%d+)$')
+if token ~= ask.token then
+  step, after, until_change, back, dropped = drops and 'later' or 'back', mark, number(task, 'change'), 0, 0
   local found = redis.call('HGETALL', marks) -- bound: three marks
   for i = 1, #found, 2 do
     if tonumber(string.match(found[i + 1], '^%d+')) > mark then -- from here on it names another history
       redis.call('HDEL', marks, found[i])
     end
   end
-  reply.step, reply.after, reply.until_change = drops and 'later' or 'back', mark, number(task, 'change')
-elseif ask.step == 'later' then
-  local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after),
-    string.format('%d', ask.until_change), 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
+end
+if step == 'later' then
+  local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after),
+    string.format('%d', until_change), 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
   local numbered = {}
   for i = 1, #found, 2 do
     numbered[#numbered + 1] = found[i]
   end
   if #numbered > 0 then
-    reply.after, dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
+    after, dropped = found[#found], dropped + drop_later(numbered, records_of(numbered))
   else
-    reply.step = 'back'
+    step = 'back'
   end
-elseif ask.step == 'back' then
+elseif step == 'back' then
   local numbered = redis.call('ZRANGEBYSCORE', cleared, string.format('%d', mark), '+inf', 'LIMIT', 0,
     PAGE.table_rows)
   if #numbered > 0 then
-    back, dropped = bring_back(numbered, records_of(numbered))
+    local here, gone_now = bring_back(numbered, records_of(numbered))
+    back, dropped = back + here, dropped + gone_now
   else
-    reply.step = 'claims'
+    step = 'claims'
   end
-else
+elseif step == 'claims' then
+  step = 'done'
   for name, claim in pairs(claims()) do
-    local numbered = redis.call('ZRANGEBYSCORE', key('consumed', name), string.format('%d', mark),
-      '+inf', 'LIMIT', 0, PAGE.table_rows)
+    local numbered = redis.call('ZRANGEBYSCORE', key('consumed', name), string.format('%d', mark), '+inf',
+      'LIMIT', 0, PAGE.table_rows)
     if #numbered > 0 then
       forget_arrival(name, claim.size, numbered, replies_of('HMGET', key('claimed', name), numbered))
       in_parts('ZREM', key('consumed', name), numbered)
-      return cmsgpack.pack(reply)
+      step = 'claims'
+      break
     end
     claim.after, claim.full = 0, false -- table/register lets them arrive again
     redis.call('HSET', key('claims'), name, cmsgpack.pack(claim))
   end
-  reply.more = false
 end
-reply.back, reply.dropped = note(back, dropped)
+redis.call('HSET', task, 'restored',
+  string.format('%s %s %.0f %.0f %.0f %.0f', ask.token, step, after, until_change, back, dropped))
 wake_table(true)
-return cmsgpack.pack(reply)
+return cmsgpack.pack({outcome = 'ok', more = step ~= 'done', back = tonumber(back),
+  dropped = tonumber(dropped), newest = last})
