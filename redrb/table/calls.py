@@ -225,10 +225,9 @@ class Register(_OfRun[Registered], frozen=True):
     size: int
 
 
-class Counted(Page, frozen=True):
+class Counted(Found, frozen=True):
     """Reply to `Produced`: rows of this page, and its last change."""
 
-    found: int = 0
     after: int = 0
 
 

@@ -40,8 +40,6 @@ MOST_ROWS: Final = PAGES["put_rows"]
 MOST_CELLS: Final = 65_536
 """Most values of one put, rows times columns: its script takes some 100 ms for them."""
 
-NAMES: Final = ("limit", "max_bytes", "retain")
-
 
 class Row:
     """A row in the index.

@@ -11,7 +11,7 @@ from redrb.connection.client import scan
 from redrb.keys import TableKeys
 from redrb.lua.pages import PAGES
 from redrb.registry import Registry
-from redrb.table.calls import Delete, Deleted, Forget
+from redrb.table.calls import Deleted, Forget
 from redrb.table.payload import unlink
 
 PAGE = PAGES["table_rows"]
@@ -39,12 +39,7 @@ def empty_trash(client: Client, keys: TableKeys, pages: int | None = None) -> No
 
 
 def remove(
-    client: Client,
-    name: str,
-    *,
-    namespace: str,
-    everywhere: bool,
-    delete: Callable[[str], Deleted] | None = None,
+    client: Client, keys: TableKeys, delete: Callable[[str], Deleted], *, everywhere: bool
 ) -> None:
     """Delete a table, or what is left of one; what its tasks have claimed was deleted before.
 
@@ -52,14 +47,12 @@ def remove(
     lists it, and `redrb rm` goes on.
 
     Args:
+        delete: Deletes a page of the index, which is left under this token then.
         everywhere: Delete also values that neither a row nor the trash has. So it is done, too,
             where a process that deleted or resumed the table before has left some.
-        delete: Deletes a page of its index, which is left under this token then; default: of
-            whichever there is.
     """
-    keys, token = TableKeys.of(namespace, name), uuid.uuid4().hex
-    node = client.at(keys.stream)
-    while (page := delete(token) if delete else Delete(token).run(node, [keys.stream])).more:
+    token = uuid.uuid4().hex
+    while (page := delete(token)).more:
         pass
     empty_trash(client, keys)
     if everywhere or page.beside:

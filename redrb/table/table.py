@@ -25,7 +25,6 @@ from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.stream import StreamStats
 from redrb.table.calls import (
-    Changed,
     Clear,
     Count,
     Counts,
@@ -384,17 +383,15 @@ class Table:
             until = self._index.newest_change()
             more = True
             while more:
-                done = self._clear([], until)
+                done = self._index.do(Clear, keys=[], all_until=until)
                 cleared, more = cleared + done.count, done.more or done.outcome == "again"
         else:
             row_keys = _checked_keys(keys)
             for first in range(0, len(row_keys), ROWS_OF_A_CALL):
-                cleared += self._clear(row_keys[first : first + ROWS_OF_A_CALL], -1).count
+                page = list(row_keys[first : first + ROWS_OF_A_CALL])
+                cleared += self._index.do(Clear, keys=page, all_until=-1).count
         self._empty_trash()
         return cleared
-
-    def _clear(self, keys: Sequence[str], until: int) -> Changed:
-        return self._index.do(Clear, keys=list(keys), all_until=until)
 
     def _empty_trash(self, pages: int | None = None) -> None:
         empty_trash(self._client, self._index.keys, pages)
@@ -594,10 +591,9 @@ class Table:
                 self._claims.delete(task)
         remove(
             self._client,
-            self.name,
-            namespace=self.namespace,
+            self._index.keys,
+            lambda token: self._index.do(Delete, token=token),
             everywhere=everywhere,
-            delete=lambda token: self._index.do(Delete, token=token),
         )
         return counts.rows
 

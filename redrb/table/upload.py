@@ -8,7 +8,7 @@ from typing import Final
 from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
-from redrb.connection.transport import SURE_BYTES, Pipeline
+from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, StoreFull
 from redrb.lua.pages import PAGES
 from redrb.table.calls import Put, Stored
@@ -76,13 +76,12 @@ class Upload:
         nodes = by_node(self._client, [value.key for value in self._values])
         if set(nodes) <= {self._index.client} and nbytes <= CHUNK_BYTES:
             return self._index.request(
-                call, *self._tags, before=self._add_values if self._values else None
+                call,
+                *self._tags,
+                before=(lambda made: made.add_values(self._values)) if self._values else None,
             )
         store(self._client, self._values)
         return self._index.request(call, *self._tags)
-
-    def _add_values(self, pipeline: Pipeline) -> None:
-        pipeline.add_values(self._values)
 
     def refused(self, writing: Writing, reply: Stored) -> None:
         """Delete the values that no row refers to, and prepare the next attempt.

@@ -148,7 +148,9 @@ def test_a_repeated_put_changes_nothing_more(open_table, losing, retain, meanwhi
 
 
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
-def test_a_repeated_clear_goes_on_and_removes_nothing_new(open_table, losing, pages, retain):
+def test_a_repeated_clear_goes_on_and_removes_nothing_new(
+    open_table, losing, pages, monkeypatch, retain
+):
     pages(table_rows=3)
     table, other = open_table(retain=retain), open_table()
     table.put(names(8), ones(8))
@@ -158,14 +160,14 @@ def test_a_repeated_clear_goes_on_and_removes_nothing_new(open_table, losing, pa
     with ThreadPoolExecutor(1) as pool:
         until = table.watch(0)
         assert until == pool.submit(other.watch, 0).result()
-    clear, lost = table._clear, iter(range(1))
+    do, lost = table._index.do, iter(range(1))
 
-    def losing_once(*arguments: Any) -> Any:
+    def losing_once(*arguments: Any, **asked: Any) -> Any:
         for _ in lost:
             losing()
-        return clear(*arguments)
+        return do(*arguments, **asked)
 
-    table._clear = losing_once  # type: ignore[method-assign]
+    monkeypatch.setattr(table._index, "do", losing_once)
     assert table.clear() == 7
     assert other.tags().rows == {}
 

@@ -54,6 +54,16 @@ local function of_rows(hash, numbered)
   return replies_of('HMGET', hash, fields)
 end
 
+-- A page of rows, by number, whose last change lies after one and up to another; and that of the last row.
+local function page_of(after, up_to)
+  local found, numbered = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after), up_to,
+    'WITHSCORES', 'LIMIT', 0, PAGE.table_rows), {}
+  for i = 1, #found, 2 do
+    numbered[#numbered + 1] = tonumber(found[i])
+  end
+  return numbered, tonumber(found[#found] or '0')
+end
+
 -- Keys of rows by number, '' where their tags are lost.
 local function keys_of(numbered)
   local found = of_rows(tags, numbered)
@@ -88,23 +98,20 @@ local function value_of(segment)
     segment[SEGMENT.place])
 end
 
-local function discard(segment)
-  redis.call('SADD', trash, value_of(segment))
-end
-
--- Bytes of a record.
+-- Bytes of a record, if there is one.
 local function bytes_of_row(record)
   local bytes = 0
-  for i = 2, #record do
+  for i = 2, record and #record or 0 do -- bound: puts of a row
     bytes = bytes + bytes_of_segment(record[i])
   end
   return bytes
 end
 
--- Delete rows for good, by number: their values go into the trash.
+-- Delete rows for good, by number: their values go into the trash. Returns the bytes of these.
 local function delete_rows(numbered, records)
-  local values = {}
+  local values, bytes = {}, 0
   for _, record in ipairs(records) do
+    bytes = bytes + bytes_of_row(record)
     for at = 2, record and #record or 0 do -- bound: puts of a row
       values[#values + 1] = value_of(record[at])
     end
@@ -112,6 +119,7 @@ local function delete_rows(numbered, records)
   in_parts('SADD', trash, values)
   in_parts('HDEL', rows, numbered)
   in_parts('HDEL', tags, numbered)
+  return bytes
 end
 
 -- Keep the newest removals only; a look from before the others reads the whole table.

@@ -13,18 +13,13 @@ if refused then
   return cmsgpack.pack(refused)
 end
 for _, sorted in ipairs({changes, cleared}) do
-  local numbered, bytes = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1), 0
-  local records = records_of(numbered)
-  for _, record in ipairs(records) do
-    bytes = bytes + bytes_of_row(record or {0})
-  end
+  local numbered = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1)
   if sorted == changes then
     in_parts('HDEL', keys, keys_of(numbered))
     add(task, 'cleared', #numbered)
   end
-  delete_rows(numbered, records)
   in_parts('ZREM', sorted, numbered)
-  add(task, sorted == changes and 'bytes' or 'retained_bytes', -bytes)
+  add(task, sorted == changes and 'bytes' or 'retained_bytes', -delete_rows(numbered, records_of(numbered)))
   if #numbered > 0 then
     return cmsgpack.pack({outcome = 'ok', more = true})
   end

@@ -29,11 +29,7 @@ elseif known.stream ~= incarnation then -- its groups were deleted: a `delete` o
   known.after, known.full, known.stream = 0, false, incarnation
 end
 if not known.full then
-  local numbered, row_keys, after = {}, {}, '(' .. string.format('%d', known.after)
-  local found = redis.call('ZRANGEBYSCORE', changes, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
-  for i = 1, #found, 2 do
-    numbered[#numbered + 1] = tonumber(found[i])
-  end
+  local row_keys, numbered, newest = {}, page_of(known.after, '+inf')
   table.sort(numbered) -- in the order in which they were added, as far as a page goes
   for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
     row_keys[i] = packed and cmsgpack.unpack(packed)['']
@@ -42,7 +38,7 @@ if not known.full then
   if #complete > 0 then
     arrive(ask.task, known, complete, complete_keys)
   end
-  known.after, known.full = tonumber(found[#found] or '0'), #numbered < PAGE.table_rows
+  known.after, known.full = newest, #numbered < PAGE.table_rows
   redis.call('HSET', key('claims'), ask.task, cmsgpack.pack(known))
 end
 return cmsgpack.pack({outcome = 'ok', columns = known.columns, size = known.size, more = not known.full})

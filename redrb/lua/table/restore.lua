@@ -25,7 +25,7 @@ local function strip(record)
   for at = #record, 2, -1 do -- bound: puts of a row
     if record[at][SEGMENT.change] > mark then
       bytes = (bytes or 0) + bytes_of_segment(record[at])
-      discard(record[at])
+      redis.call('SADD', trash, value_of(record[at]))
       table.remove(record, at)
     end
   end
@@ -58,7 +58,7 @@ local function bring_back(numbered, records)
   local found, back, named, stored, changed, over, old, bytes = keys_of(numbered), {}, {}, {}, {}, {}, {}, 0
   local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
   for i, record in ipairs(records) do
-    bytes = bytes + bytes_of_row(record or {0})
+    bytes = bytes + bytes_of_row(record)
     if not record or taken[i] or named[found[i]] or drops and tonumber((parts_of_head(record[1]))) > mark then
       over[#over + 1], old[#old + 1] = numbered[i], record
     else
@@ -90,9 +90,8 @@ local function drop_later(numbered, records)
   local over, old, removed, stored, changed, lost, bytes = {}, {}, {}, {}, {}, {}, 0
   local change = next_changes(#numbered)
   for i, record in ipairs(records) do
-    if tonumber(numbered[i]) > last then
+    if numbered[i] > last then
       over[#over + 1], old[#old + 1] = numbered[i], record
-      bytes = bytes + bytes_of_row(record or {0})
     else
       local stripped = record and strip(record)
       if stripped then
@@ -115,9 +114,8 @@ local function drop_later(numbered, records)
   trim_gone()
   in_parts('HSET', rows, stored)
   in_parts('ZADD', changes, changed)
-  delete_rows(over, old)
   add(task, 'dropped', #over)
-  add(task, 'bytes', -bytes)
+  add(task, 'bytes', -bytes - delete_rows(over, old))
   return #over
 end
 
@@ -136,14 +134,9 @@ if token ~= ask.token then
   end
 end
 if step == 'later' then
-  local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after),
-    string.format('%d', until_change), 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
-  local numbered = {}
-  for i = 1, #found, 2 do
-    numbered[#numbered + 1] = found[i]
-  end
+  local numbered, newest = page_of(after, string.format('%d', until_change))
   if #numbered > 0 then
-    after, dropped = found[#found], dropped + drop_later(numbered, records_of(numbered))
+    after, dropped = newest, dropped + drop_later(numbered, records_of(numbered))
   else
     step = 'back'
   end
