@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redrb
 from redrb.connection import Client
+from redrb.lua.records import read_record, sizes_of, value_of
 from redrb.table.saving import SavedRow
-from redrb.unpacking import unpack
 
 
 def values_of(client: Client, table: redrb.Table) -> tuple[set[bytes], set[bytes]]:
@@ -19,8 +19,8 @@ def values_of(client: Client, table: redrb.Table) -> tuple[set[bytes], set[bytes
     index = table._index.client
     named = set(index.execute("SMEMBERS", keys.trash))
     for record in index.execute("HVALS", keys.rows):
-        for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
-            named.add(keys.value(bucket, token, place).encode())
+        for segment in read_record(record)[1]:
+            named.add(value_of(keys, segment).encode())
     return stored, named
 
 
@@ -33,7 +33,7 @@ def audit_table(client: Client, table: redrb.Table) -> None:
     assert stored == named, (stored - named, named - stored)
     keys, index = table._index.keys, table._index.client
     for record in index.execute("HVALS", keys.rows):
-        assert unpack(record, "record of a row")[0] == SavedRow(0, record, b"", 0, 0, {}, {}).head
+        assert read_record(record)[0] == SavedRow(0, record, b"", 0, 0, {}, {}).head
     numbers = set(index.execute("HVALS", f"{keys.prefix}keys"))
     assert len(numbers) == counts.rows
     assert numbers == set(index.execute("ZRANGE", f"{keys.prefix}changes", 0, -1))
@@ -41,7 +41,7 @@ def audit_table(client: Client, table: redrb.Table) -> None:
     assert set(index.execute("HKEYS", keys.rows)) == numbers | kept
     assert set(index.execute("HKEYS", f"{keys.prefix}tags")) == numbers | kept
     sizes = {
-        number: sum(sum(segment[5::2]) for segment in unpack(record, "record of a row")[1:])
+        number: sum(sum(sizes_of(segment)) for segment in read_record(record)[1])
         for number, record in zip(*[iter(index.execute("HGETALL", keys.rows))] * 2, strict=True)
     }
     assert counts.bytes == sum(sizes[number] for number in numbers)

@@ -245,7 +245,7 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         """
         for partition_id, task in list(self._claims):
             self._acknowledge(partition_id, task)
-        save(self._queue, checkpoint_dir, {})
+        save(self._queue, checkpoint_dir)
 
     def load_checkpoint(self, checkpoint_dir: str | Path) -> None:
         """Return to a checkpoint, in the driver: samples that were cleared after it come back.

@@ -7,8 +7,9 @@ of all files takes longer than most calls do: an include inside a block, indente
 made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
 commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
 they run later for the same user, and do not check its permissions again. `PAGE.name` is a number of
-`redrb.lua.pages`. A reply that has cases begins with a word. Repeated with the same arguments a
-script changes nothing more, so the client repeats it when a connection breaks.
+`redrb.lua.pages`, `SEGMENT.name` one of `redrb.lua.records`. A reply that has cases begins with a
+word. Repeated with the same arguments a script changes nothing more, so the client repeats it when
+a connection breaks.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.pages import PAGES
+from redrb.lua.records import SEGMENT
 
 T = TypeVar("T")
 
 _INCLUDE = "--@include "
 _BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
 _COMMANDS = "local commands = {}"
-_PAGE = re.compile(r"\bPAGE\.(\w+)")
+_NUMBERS = {"PAGE": PAGES, "SEGMENT": SEGMENT}
+_NUMBER = re.compile(r"\b(PAGE|SEGMENT)\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ def load(name: str) -> Script:
 def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
     lines = _lines(name, source)
-    text = _PAGE.sub(lambda page: str(PAGES[page[1]]), "\n".join(line for _, line in lines))
+    text = "\n".join(line for _, line in lines)
+    text = _NUMBER.sub(lambda named: str(_NUMBERS[named[1]][named[2]]), text)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
 

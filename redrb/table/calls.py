@@ -35,32 +35,43 @@ class Open(Call[Opened], frozen=True):
     given: dict[str, str]
 
 
-class _Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to a call that changes rows.
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply to a call that `Index.change` does.
 
     Attributes:
-        change: The newest change of the call.
-        count: Rows of the call.
+        outcome: "ok"; "again": it was done before; "gone": this incarnation of the table is not
+            there; "stale": a newer run has begun; "forgotten": nobody knows whether it was done
+            before; or a word of the call's own.
         run: The run of now, of "stale".
         epoch: The epoch of now, of "forgotten".
+        change: The newest change of the call.
+        count: Rows of the call.
+        more: Whether there is more to do: do the call again.
         trash: Whether values are to be deleted.
     """
 
-    change: int = 0
-    count: int = 0
+    outcome: str
     run: int = 0
     epoch: int = 0
+    change: int = 0
+    count: int = 0
     more: bool = False
     trash: bool = False
 
 
-class Changed(_Reply, frozen=True, kw_only=True):
+class Done(Answer, frozen=True, kw_only=True):
+    """Reply to `Sweep`."""
+
+    outcome: Literal["ok", "gone", "stale"]
+
+
+class Changed(Answer, frozen=True, kw_only=True):
     """Reply to `Clear` and `Mark`."""
 
     outcome: Literal["ok", "again", "gone", "stale", "forgotten"]
 
 
-class Stored(_Reply, frozen=True, kw_only=True):
+class Stored(Answer, frozen=True, kw_only=True):
     """Reply to `Put`.
 
     Attributes:
@@ -73,7 +84,14 @@ class Stored(_Reply, frozen=True, kw_only=True):
     nbytes: int = 0
 
 
-class _Change(Call[R], Generic[R], frozen=True):
+class _OfRun(Call[R], Generic[R], frozen=True):
+    """A call that an incarnation of the table does, in its current run alone."""
+
+    incarnation: str
+    in_run: int
+
+
+class _Change(_OfRun[R], Generic[R], frozen=True):
     """A call that changes rows.
 
     Attributes:
@@ -83,8 +101,6 @@ class _Change(Call[R], Generic[R], frozen=True):
     writer: str
     operation: int
     epoch: int
-    incarnation: str
-    in_run: int
 
 
 class Put(_Change[Stored], frozen=True):
@@ -124,44 +140,35 @@ class Mark(_Change[Changed], frozen=True):
     name: str
 
 
-class Sweep(Call[Found], frozen=True):
+class Sweep(_OfRun[Done], frozen=True):
     """Delete cleared rows that no mark needs any more."""
 
     script: ClassVar = "table/sweep"
 
 
-class RestoredPage(msgspec.Struct, frozen=True):
-    """Reply to `Restore`: a page of one step, and where the next page goes on.
+class RestoredPage(Answer, frozen=True, kw_only=True):
+    """Reply to `Restore`, a page.
 
     Attributes:
         back, dropped: Rows of all pages so far.
         newest: Number of the newest row at the mark.
+        names: The marks that there are, of "unknown".
     """
 
     outcome: Literal["ok", "gone", "stale", "unknown"]
-    step: str = ""
-    after: int = 0
-    until_change: int = 0
     back: int = 0
     dropped: int = 0
     newest: int = 0
-    more: bool = False
-    run: int = 0
     names: list[str] = []
 
 
-class Restore(Call[RestoredPage], frozen=True):
-    """Return to a mark; the token names one call of `Table.restore`, whose pages are counted."""
+class Restore(_OfRun[RestoredPage], frozen=True):
+    """Return to a mark; the token names one call of `Table.restore`, which Redis carries on."""
 
     script: ClassVar = "table/restore"
     token: str
-    incarnation: str
-    in_run: int
     name: str
     later: str
-    step: str = ""
-    after: int = 0
-    until_change: int = 0
 
 
 class TagsPage(Page, frozen=True):
@@ -201,30 +208,26 @@ class Watch(Call[int], frozen=True):
     ttl_ms: int
 
 
-class Registered(Page, frozen=True):
+class Registered(Answer, frozen=True, kw_only=True):
     """Reply to `Register`: the columns and the size with which the task is registered."""
 
-    outcome: Literal["ok", "gone", "stale", "claims", "differs"] = "ok"
+    outcome: Literal["ok", "gone", "stale", "claims", "differs"]
     columns: tuple[str, ...] = ()
     size: int = 1
-    run: int = 0
 
 
-class Register(Call[Registered], frozen=True):
+class Register(_OfRun[Registered], frozen=True):
     """Register a task that claims rows in groups of `size`."""
 
     script: ClassVar = "table/register"
-    incarnation: str
-    in_run: int
     task: str
     columns: list[str]
     size: int
 
 
-class Counted(Page, frozen=True):
+class Counted(Found, frozen=True):
     """Reply to `Produced`: rows of this page, and its last change."""
 
-    found: int = 0
     after: int = 0
 
 
@@ -277,21 +280,37 @@ class Count(Call[Counts | None], frozen=True):
     script: ClassVar = "table/stats"
 
 
-class BeginRun(Call[int], frozen=True):
-    """Begin a run; returns its number, 0 where there is no table."""
+class Begun(Answer, frozen=True, kw_only=True):
+    """Reply to `BeginRun`: the number of the run."""
+
+    outcome: Literal["ok", "gone"]
+
+
+class BeginRun(Call[Begun], frozen=True):
+    """Begin a run."""
 
     script: ClassVar = "table/begin_run"
     token: str
 
 
-class Delete(Call[Found], frozen=True):
+class Deleted(Answer, frozen=True, kw_only=True):
+    """Reply to `Delete`, a page: at the end, whether further keys may be left beside the table."""
+
+    outcome: Literal["ok", "gone", "stale"]
+    beside: bool = False
+
+
+class Delete(Call[Deleted], frozen=True):
     """Delete a table whose claims were deleted; its values are left, under this token.
 
-    The last page has `found` set if further keys may be left, as of an earlier table.
+    Attributes:
+        incarnation: None: whichever there is, and in whichever run.
     """
 
     script: ClassVar = "table/delete"
     token: str
+    incarnation: str | None = None
+    in_run: int = 0
 
 
 class Forget(Call[Found], frozen=True):

@@ -21,8 +21,8 @@ from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease, StreamStats
 from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import remove_task
-from redrb.table.calls import Register
-from redrb.table.index import Index
+from redrb.table.calls import Register, Registered
+from redrb.table.index import Index, Writing
 from redrb.table.reading import Reader, checked_columns
 from redrb.table.rows import Rows
 
@@ -92,14 +92,8 @@ class Claims:
 
     def fill(self, task: str, columns: list[str], size: int) -> None:
         """Register a task, and let the rows arrive that are complete."""
-        while True:
-            opened = self._index.opened
-            call = Register(opened.incarnation, opened.run, task, columns, size)
-            reply = self._index.call(call, *_frame())
-            self._index.refuse(reply.outcome, reply.run)
-            if reply.outcome == "gone":
-                self._index.reopen(call.incarnation)
-                continue
+
+        def refused(_: Writing, reply: Registered) -> None:
             if reply.outcome == "claims":
                 self.delete(task)
                 raise ConfigError(
@@ -112,8 +106,10 @@ class Claims:
                     f"{list(reply.columns)} in groups of {reply.size} rows, not {columns} in "
                     f"groups of {size}: use these, or another name."
                 )
-            if not reply.more:
-                return
+
+        asked = {"task": task, "columns": columns, "size": size}
+        while self._index.do(Register, *_frame(), refused=refused, **asked).more:
+            pass
 
     def stats(self, task: str) -> StreamStats:
         """Return ledger and counters of a task; writes nothing."""

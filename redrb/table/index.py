@@ -7,40 +7,30 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from redrb.connection import Client
 from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
-from redrb.errors import (
-    ConfigError,
-    OutcomeUnknown,
-    StaleRun,
-    StoreError,
-    StoreFull,
-    UnknownTask,
-)
+from redrb.errors import ConfigError, OutcomeUnknown, StaleRun, StoreError, UnknownTask
 from redrb.forks import in_child
 from redrb.keys import TableKeys
 from redrb.lua.calls import Call, R
 from redrb.lua.pages import PAGES
+from redrb.lua.records import Segment, columns_of, read_record, sizes_of, value_of
 from redrb.lua.scripts import scripted_request
 from redrb.registry import Registry
 from redrb.stream.put.pending import ProducerIdentity
 from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
-from redrb.table.calls import BeginRun, Changed, Open, Opened, Stored, Watch
-from redrb.unpacking import Reading, unpack
+from redrb.table.calls import Answer, BeginRun, Open, Opened, Watch
+from redrb.unpacking import Reading
 
-W = TypeVar("W", Changed, Stored)
-
-FIRST: Final = 4
-"""Place of the first column in a segment; `include/records.lua` counts from 1."""
+W = TypeVar("W", bound=Answer)
 
 ROWS_OF_A_CALL: Final = PAGES["table_rows"]
 
@@ -49,12 +39,6 @@ MOST_ROWS: Final = PAGES["put_rows"]
 
 MOST_CELLS: Final = 65_536
 """Most values of one put, rows times columns: its script takes some 100 ms for them."""
-
-NAMES: Final = ("limit", "max_bytes", "retain")
-
-
-_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-_RECORD: Final = msgspec.msgpack.Decoder(list[str | list[_Number | str]])
 
 
 class Row:
@@ -69,17 +53,16 @@ class Row:
     __slots__ = ("_keys", "_segments", "ids", "layout", "number")
 
     def __init__(
-        self, keys: TableKeys, number: int, segments: Sequence[Any], ids: dict[str, int]
+        self, keys: TableKeys, number: int, segments: Sequence[Segment], ids: dict[str, int]
     ) -> None:
         self.number, self.ids = number, ids
         self._keys, self._segments = keys, segments
-        self.layout: Layout = tuple([tuple(segment[FIRST::2]) for segment in segments])
+        self.layout: Layout = tuple([tuple(columns_of(segment)) for segment in segments])
 
-    def stored(self, string: int) -> tuple[str, list[int]]:
+    def stored(self, string: int) -> tuple[str, Sequence[int]]:
         """Return the key of a string of the row, and the bytes of each column in it."""
         segment = self._segments[string]
-        token, place, bucket = segment[:3]
-        return self._keys.value(bucket, token, place), segment[FIRST + 1 :: 2]
+        return value_of(self._keys, segment), sizes_of(segment)
 
     @property
     def places(self) -> dict[str, Place]:
@@ -188,9 +171,7 @@ class Index:
 
     def begin_run(self) -> int:
         """Begin a run, in which this process is from now on; returns its number."""
-        token = uuid.uuid4().hex
-        while not (run := self.call(BeginRun(token))):
-            self.open()  # Redis has lost the table
+        run = self.do(BeginRun, token=uuid.uuid4().hex).run
         self.open()
         self.opened = replace(self.opened, run=run)
         return run
@@ -237,16 +218,20 @@ class Index:
     def change(
         self,
         make: Callable[[Writing], Request[W]],
-        again: Callable[[W], object] | None = None,
+        refused: Callable[[Writing, W], object] | None = None,
     ) -> W:
-        """Do a call that changes rows, once however often its request is repeated.
+        """Do a call that changes the table, once however often its request is repeated.
+
+        Where the table is not the one that was opened any more it is opened again.
 
         Args:
             make: Returns its request.
-            again: Called after a request that has not changed the rows, or not this time.
+            refused: Called after a request that has not changed the table, or not this time. It
+                raises, or prepares the next attempt, after outcomes that only this call has.
 
         Raises:
-            StoreFull, StaleRun, OutcomeUnknown, ConfigError, StoreUnavailable: As `Table.put` says.
+            StaleRun: A newer run has begun.
+            OutcomeUnknown, ConfigError, StoreUnavailable: As `Table.put` says.
         """
         try:
             identity = self._idle.pop()
@@ -264,59 +249,52 @@ class Index:
                     writing.attempts += request.attempts
                 if reply.outcome == "ok":
                     return reply
-                if again is not None:
-                    again(reply)
+                if refused is not None:
+                    refused(writing, reply)
                 if reply.outcome == "again":
                     return reply
-                self._prepare(writing, reply)
+                self._renew(writing, reply)
         finally:
             self._idle.append(identity)
 
-    def _prepare(self, writing: Writing, reply: Changed | Stored) -> None:
-        """Prepare the next attempt of a call that was refused; raise where waiting cannot help."""
-        what = f"table {self.table!r}"
-        self.refuse(reply.outcome, reply.run, writing.opened)
-        if reply.outcome == "never":
-            raise ConfigError(
-                f"{what}: these rows alone are more than its limit or max_bytes: put fewer at once."
-            )
-        if reply.outcome == "columns":
-            raise ConfigError(f"{what} would have more than {PAGES['columns']} columns.")
-        if reply.outcome == "full":
-            if writing.last:
-                raise StoreFull(
-                    f"{what} in namespace {self.namespace!r} is at its limit, and no rows were "
-                    "cleared in time: clear rows that were trained, or raise limit or max_bytes.",
-                    task=self.table,
-                    namespace=self.namespace,
-                )
-            here().log(f"{what}: a put waits for room")
-            self.wait(writing.identity.name)
-            return
-        if reply.outcome == "tags":  # `again` has found that the server takes them
-            return
-        if writing.attempts > MOST_ATTEMPTS:
-            raise StoreError(f"{what}: its scripts refuse what Redis has just returned")
+    def do(
+        self,
+        kind: type[Call[W]],
+        *beside: bytes,
+        refused: Callable[[Writing, W], object] | None = None,
+        **asked: object,
+    ) -> W:
+        """Do a call with these fields as `change` does; the fields that name it are filled in."""
+        names = kind.__struct_fields__
+
+        def request(writing: Writing) -> Request[W]:
+            own = {name: value for name, value in writing.names.items() if name in names}
+            return self.request(kind(**own, **asked), *beside)
+
+        return self.change(request, refused)
+
+    def _renew(self, writing: Writing, reply: Answer) -> None:
+        """Let the next attempt of a call that was refused be about the table of now."""
         before = writing.opened
+        if reply.outcome == "stale":
+            raise StaleRun(self.table, run=before.run, newest=reply.run)
         if reply.outcome == "gone":
-            self.open()
-        else:  # forgotten
+            self.reopen(before.incarnation)
+        elif reply.outcome == "forgotten":
             if writing.attempts > 1:
                 raise OutcomeUnknown(
-                    f"{what}: nobody knows whether these rows are stored: the connection broke, "
-                    "and the table had forgotten this writer when Redis was reached again. Put "
-                    "them again: columns and tags that are stored already stay as they are.",
+                    f"table {self.table!r}: nobody knows whether these rows are stored: the "
+                    "connection broke, and the table had forgotten this writer when Redis was "
+                    "reached again. Put them again: columns and tags that are stored already stay "
+                    "as they are.",
                     groups=reply.count,
                 )
-            self.opened = Opened("ok", before.incarnation, before.run, reply.epoch, before.settings)
+            self.opened = replace(before, epoch=reply.epoch)
+        else:  # `refused` has prepared it
+            return
         writing.opened = self.opened
         if writing.opened.incarnation != before.incarnation:
             writing.attempts = 0
-
-    def refuse(self, outcome: str, newest: int, opened: Opened | None = None) -> None:
-        """Raise StaleRun where a newer run has begun."""
-        if outcome == "stale":
-            raise StaleRun(self.table, run=(opened or self.opened).run, newest=newest)
 
     def newest_change(self, waiter: str = "", after: int = -1, ttl_ms: int = 0) -> int:
         """Return the newest change; a waiter queues if it is `after`. A lost table is made anew."""
@@ -328,11 +306,11 @@ class Index:
             self.reopen(incarnation)
 
     def refuse_stale(self) -> None:
-        """Raise StaleRun where a newer run has begun, before a change that no script refuses."""
+        """Raise StaleRun before a change that no script refuses."""
         [run] = self.client.execute("HMGET", self.keys.task, "run")
         newest = int(run or 0)
         if newest > self.opened.run:
-            self.refuse("stale", newest)
+            raise StaleRun(self.table, run=self.opened.run, newest=newest)
 
     @property
     def ttl_ms(self) -> int:
@@ -357,8 +335,8 @@ class Index:
                 for record in filter(
                     None, self.client.execute("HMGET", self.keys.rows, *found[::2])
                 ):
-                    for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
-                        yield self.keys.value(bucket, token, place)
+                    for segment in read_record(record)[1]:
+                        yield value_of(self.keys, segment)
 
     def find(self, rows: Sequence[str]) -> list[Row | None]:
         """Return rows by key, None where there is none."""
@@ -380,12 +358,8 @@ class Index:
             names = [name.decode() for name in columns[::2]]
             ids = dict(zip(names, map(int, columns[1::2]), strict=True))
             found = {
-                number: Row(self.keys, int(number), _RECORD.decode(record)[1:], ids)
+                number: Row(self.keys, int(number), read_record(record)[1], ids)
                 for number, record in zip(wanted, records, strict=True)
                 if record
             }
             return [found.get(number) for number in numbers]
-
-
-MOST_ATTEMPTS: Final = 100
-"""Refusals for other reasons than room, in one call, after which a table's keys are damaged."""

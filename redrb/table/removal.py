@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from redrb.connection import Client
@@ -11,7 +11,7 @@ from redrb.connection.client import scan
 from redrb.keys import TableKeys
 from redrb.lua.pages import PAGES
 from redrb.registry import Registry
-from redrb.table.calls import Delete, Forget
+from redrb.table.calls import Deleted, Forget
 from redrb.table.payload import unlink
 
 PAGE = PAGES["table_rows"]
@@ -38,22 +38,24 @@ def empty_trash(client: Client, keys: TableKeys, pages: int | None = None) -> No
         pages = pages and pages - 1
 
 
-def remove(client: Client, name: str, *, namespace: str, everywhere: bool) -> None:
+def remove(
+    client: Client, keys: TableKeys, delete: Callable[[str], Deleted], *, everywhere: bool
+) -> None:
     """Delete a table, or what is left of one; what its tasks have claimed was deleted before.
 
     First goes the index. Until the values are gone, too, the table is `left` there: `redrb ls`
     lists it, and `redrb rm` goes on.
 
     Args:
+        delete: Deletes a page of the index, which is left under this token then.
         everywhere: Delete also values that neither a row nor the trash has. So it is done, too,
             where a process that deleted or resumed the table before has left some.
     """
-    keys, token = TableKeys.of(namespace, name), uuid.uuid4().hex
-    node, delete = client.at(keys.stream), Delete(token)
-    while (page := delete.run(node, [keys.stream])).more:
+    token = uuid.uuid4().hex
+    while (page := delete(token)).more:
         pass
     empty_trash(client, keys)
-    if everywhere or page.found:
+    if everywhere or page.beside:
         remove_left(client, keys, token)
     forget(client, keys, token)
 

@@ -23,6 +23,15 @@ from redrb.connection.transport import Pipeline, without_errors
 from redrb.errors import ConfigError, DecodeError, StoreError, StoreUnavailable
 from redrb.keys import TableKeys, bucket_of
 from redrb.lua.pages import PAGES
+from redrb.lua.records import (
+    CHANGE,
+    PLACE,
+    Segment,
+    columns_of,
+    read_record,
+    sizes_of,
+    value_of,
+)
 from redrb.registry import Registry
 from redrb.stream.saving.checking import open_saved
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
@@ -69,24 +78,24 @@ class SavedRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     spent: Changes
 
     @property
-    def segments(self) -> list[tuple[str, int, int, int, list[int]]]:
-        """Token, place, bucket, change, and ids and bytes of columns, of each put of it."""
+    def segments(self) -> list[Segment]:
+        """What each put has stored of it."""
         with Reading("the record of a row"):
-            segments = unpack(self.record, "record of a row")[1:]
-            return [(each[0], *map(int, each[1:4]), list(map(int, each[4:]))) for each in segments]
+            segments = read_record(self.record)[1]
+            return [[*each[:PLACE], *map(int, each[PLACE:])] for each in segments]
 
     @property
     def nbytes(self) -> int:
         """Bytes of its values, its tags and its record."""
-        of_values = sum(sum(cells[1::2]) for *_, cells in self.segments)
+        of_values = sum(sum(sizes_of(each)) for each in self.segments)
         return of_values + len(self.tags) + len(self.record)
 
     @property
     def head(self) -> str:
         """The head of the record, with the columns of its segments: `include/records.lua`."""
         with Reading("the record of a row"):
-            first = whole(unpack(self.record, "record of a row")[0].partition(" ")[0])
-            ids = {column for *_, cells in self.segments for column in cells[::2]} - {0}
+            first = whole(read_record(self.record)[0].partition(" ")[0])
+            ids = {column for each in self.segments for column in columns_of(each)} - {0}
             if first < 0 or (ids and not 0 < min(ids) <= max(ids) <= PAGES["columns"]):
                 raise ValueError("impossible numbers")
             columns = sum(1 << column for column in ids)
@@ -192,9 +201,9 @@ def _frames(
                 while rows and (nbytes := nbytes + rows[-1].nbytes) <= FRAME_BYTES:
                     part.append(rows.pop())
                 wanted = [
-                    Wanted(keys.value(bucket, token, place), 0, sum(cells[1::2]), whole=True)
+                    Wanted(value_of(keys, each), 0, sum(sizes_of(each)), whole=True)
                     for row in part
-                    for token, place, bucket, _, cells in row.segments
+                    for each in row.segments
                 ]
                 values = iter(read(client, wanted))
                 found = [(row, [next(values) for _ in row.segments]) for row in part]
@@ -355,11 +364,11 @@ class _Area:
             key = self._read_tags(row.tags)[0]
             bucket = bucket_of(key.encode())
             record: list[Any] = [row.head]
-            for *_, change, cells in row.segments:
-                length = sum(cells[1::2])
-                value = self._keys.value(bucket, self._token, self._place)
-                values.append(StoredValue(value, [view[:length]], length))
-                record.append([self._token, self._place, bucket, change, *cells])
+            for segment in row.segments:
+                length = sum(sizes_of(segment))
+                segment = [self._token, self._place, bucket, *segment[CHANGE:]]
+                values.append(StoredValue(value_of(self._keys, segment), [view[:length]], length))
+                record.append(segment)
                 self._place, view = self._place + 1, view[length:]
                 self._bytes[row.change > 0] += length
             self._last = max(self._last, row.number)
@@ -426,7 +435,7 @@ class _Area:
         """Delete the index and its values, and forget that the table is left."""
         for page in scan_hash(self._node, f"{self._prefix}rows"):
             rows = (SavedRow(0, record, b"", 0, 0, {}, {}) for _, record in page)
-            places = (each for row in rows for each in row.segments)
-            unlink(self._client, [self._keys.value(b, token, at) for token, at, b, *_ in places])
+            segments = (each for row in rows for each in row.segments)
+            unlink(self._client, [value_of(self._keys, each) for each in segments])
         self._node.execute("UNLINK", *(f"{self._prefix}{name}" for name in self._names))
         forget(self._client, self._keys, self._token)

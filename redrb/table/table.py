@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from redrb.checks import check_choice, checked_int, checked_int_or_none, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline, here
-from redrb.connection.request import Request
 from redrb.errors import (
     BatchTimeout,
     ConfigError,
@@ -26,13 +25,14 @@ from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.stream import StreamStats
 from redrb.table.calls import (
-    Changed,
     Clear,
     Count,
     Counts,
+    Delete,
     Mark,
     Produced,
     Restore,
+    RestoredPage,
     Sweep,
     Tags,
 )
@@ -240,7 +240,7 @@ class Table:
         upload = Upload(self._client, self._index, rows, names, cells, packed)
         with Deadline(checked_timeout(timeout)):
             try:
-                done = self._index.change(upload.request, upload.drop_after)
+                done = self._index.change(upload.request, upload.refused)
             except StoreUnavailable:
                 raise
             except (StoreError, EncodeError):  # the server takes no value of this size
@@ -383,21 +383,15 @@ class Table:
             until = self._index.newest_change()
             more = True
             while more:
-                done = self._clear([], until)
+                done = self._index.do(Clear, keys=[], all_until=until)
                 cleared, more = cleared + done.count, done.more or done.outcome == "again"
         else:
             row_keys = _checked_keys(keys)
             for first in range(0, len(row_keys), ROWS_OF_A_CALL):
-                cleared += self._clear(row_keys[first : first + ROWS_OF_A_CALL], -1).count
+                page = list(row_keys[first : first + ROWS_OF_A_CALL])
+                cleared += self._index.do(Clear, keys=page, all_until=-1).count
         self._empty_trash()
         return cleared
-
-    def _clear(self, keys: Sequence[str], until: int) -> Changed:
-        def request(writing: Writing) -> Request[Changed]:
-            call = Clear(**writing.names, keys=list(keys), all_until=until)  # type: ignore[arg-type]
-            return self._index.request(call)
-
-        return self._index.change(request)
 
     def _empty_trash(self, pages: int | None = None) -> None:
         empty_trash(self._client, self._index.keys, pages)
@@ -513,13 +507,8 @@ class Table:
 
         The newest two marks stay. Call it right after the model's checkpoint was saved.
         """
-        name = check_name("mark", name)
-
-        def request(writing: Writing) -> Request[Changed]:
-            return self._index.request(Mark(**writing.names, name=name))  # type: ignore[arg-type]
-
-        done = self._index.change(request)
-        while self._index.call(Sweep()).more:
+        done = self._index.do(Mark, name=check_name("mark", name))
+        while self._index.do(Sweep).more:
             pass
         self._empty_trash()
         return done.change
@@ -548,32 +537,18 @@ class Table:
         """
         name = check_name("mark", name)
         check_choice("later", later, ("keep", "drop"))
-        opened, token = self._index.opened, uuid.uuid4().hex
-        ask = Restore(token, opened.incarnation, opened.run, name, later)
-        while True:
-            page = self._index.call(ask)
-            self._index.refuse(page.outcome, page.run)
-            if page.outcome == "gone":
-                self._index.reopen(opened.incarnation)
-                return self.restore(name, later)
-            if page.outcome == "unknown":
-                known = ", ".join(page.names) or "none"
+        asked = {"token": uuid.uuid4().hex, "name": name, "later": later}
+
+        def refused(_: Writing, reply: RestoredPage) -> None:
+            if reply.outcome == "unknown":
+                known = ", ".join(reply.names) or "none"
                 raise ConfigError(
                     f"table {self.name!r} has no mark {name!r}: the newest two stay, and these "
                     f"are {known}."
                 )
-            if not page.more:
-                break
-            ask = Restore(
-                token,
-                opened.incarnation,
-                opened.run,
-                name,
-                later,
-                page.step,
-                page.after,
-                page.until_change,
-            )
+
+        while (page := self._index.do(Restore, refused=refused, **asked)).more:
+            pass
         for task, claim in self._counts().claims.items():
             self._claims.fill(task, claim.columns, claim.size)
         self._empty_trash()
@@ -614,7 +589,12 @@ class Table:
         for task in counts.claims:
             with suppress(UnknownTask):  # Redis has lost what it has claimed
                 self._claims.delete(task)
-        remove(self._client, self.name, namespace=self.namespace, everywhere=everywhere)
+        remove(
+            self._client,
+            self._index.keys,
+            lambda token: self._index.do(Delete, token=token),
+            everywhere=everywhere,
+        )
         return counts.rows
 
     def _counts(self) -> Counts:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from redrb.connection import Client
+from redrb.connection.deadline import here
 from redrb.connection.request import Request
-from redrb.connection.transport import SURE_BYTES, Pipeline
-from redrb.errors import EncodeError
+from redrb.connection.transport import SURE_BYTES
+from redrb.errors import ConfigError, EncodeError, StoreFull
+from redrb.lua.pages import PAGES
 from redrb.table.calls import Put, Stored
 from redrb.table.index import Index, Writing
 from redrb.table.payload import (
@@ -74,19 +76,20 @@ class Upload:
         nodes = by_node(self._client, [value.key for value in self._values])
         if set(nodes) <= {self._index.client} and nbytes <= CHUNK_BYTES:
             return self._index.request(
-                call, *self._tags, before=self._add_values if self._values else None
+                call,
+                *self._tags,
+                before=(lambda made: made.add_values(self._values)) if self._values else None,
             )
         store(self._client, self._values)
         return self._index.request(call, *self._tags)
 
-    def _add_values(self, pipeline: Pipeline) -> None:
-        pipeline.add_values(self._values)
-
-    def drop_after(self, reply: Stored) -> None:
-        """Delete the values that no row refers to, after a reply other than "ok".
+    def refused(self, writing: Writing, reply: Stored) -> None:
+        """Delete the values that no row refers to, and prepare the next attempt.
 
         Raises:
             EncodeError: The tags of a row would be larger than the server or a file takes.
+            ConfigError: The rows are more than the limits.
+            StoreFull: There was no room in time.
         """
         if reply.outcome == "again":
             self.drop(reply.change - reply.count)
@@ -96,6 +99,24 @@ class Upload:
             row = f"row {self._keys[reply.count]!r}, with the tags that it has already,"
             self._check_tags(reply.nbytes, row)
             self._most_tags = reply.nbytes
+        what = f"table {self._index.table!r}"
+        if reply.outcome == "never":
+            raise ConfigError(
+                f"{what}: these rows alone are more than its limit or max_bytes: put fewer at once."
+            )
+        if reply.outcome == "columns":
+            raise ConfigError(f"{what} would have more than {PAGES['columns']} columns.")
+        if reply.outcome == "full":
+            if writing.last:
+                raise StoreFull(
+                    f"{what} in namespace {self._index.namespace!r} is at its limit, and no rows "
+                    "were cleared in time: clear rows that were trained, or raise limit or "
+                    "max_bytes.",
+                    task=self._index.table,
+                    namespace=self._index.namespace,
+                )
+            here().log(f"{what}: a put waits for room")
+            self._index.wait(writing.identity.name)
 
     def _check_tags(self, nbytes: int, row: str) -> None:
         if nbytes > MOST_TAGS:

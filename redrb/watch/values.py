@@ -20,11 +20,13 @@ def remove_table(client: Client, name: str, *, namespace: str) -> int:
         UnknownTask: There is no such table.
     """
     from redrb.table import Table
+    from redrb.table.calls import Delete
     from redrb.table.removal import remove
 
     keys = TableKeys.of(namespace, name)
-    if client.at(keys.task).execute("HGET", keys.task, "left"):
-        remove(client, name, namespace=namespace, everywhere=True)
+    node = client.at(keys.stream)
+    if node.execute("HGET", keys.task, "left"):
+        remove(client, keys, lambda token: Delete(token).run(node, [keys.stream]), everywhere=True)
         return 0
     return Table(client, name, namespace=namespace, create=False).delete(everywhere=True)
 

@@ -228,7 +228,6 @@ NO_PAGES = {
     "redrb.stream.worker.MOST_BYTES": "the size of an announcement",
     "redrb.stream.worker.MOST_METRICS": "the size of an announcement",
     "redrb.stream.worker._MOST_NAME": "the length of a text",
-    "redrb.table.index.MOST_ATTEMPTS": "refusals after which a call fails",
     "redrb.table.index.MOST_CELLS": "what a user may ask for",
     "redrb.table.index.MOST_ROWS": "the page put_rows",
     "redrb.table.reading.MOST_LOOKS": "looks after which a call fails",

@@ -305,7 +305,7 @@ def test_registration_goes_in_pages_while_rows_change(open_table, pages, monkeyp
     pages(table_rows=3)
     table, other = open_table(), open_table()
     put(table, 10)
-    run = redrb.table.calls.Register.run
+    run = redrb.table.calls.Register.read
     looks = [
         lambda: other.put(["row1", "row8"], tags=[{"s": 1}] * 2),
         lambda: other.clear(["row7", "row0"]),
@@ -318,7 +318,7 @@ def test_registration_goes_in_pages_while_rows_change(open_table, pages, monkeyp
             looks.pop(0)()
         return reply
 
-    monkeypatch.setattr(redrb.table.calls.Register, "run", meanwhile)
+    monkeypatch.setattr(redrb.table.calls.Register, "read", meanwhile)
     table.register("actor", ["x"])
     found = drain(table, "actor")
     assert sorted(found) == sorted(["row10", *(f"row{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9))])
@@ -331,9 +331,9 @@ def test_registration_costs_what_is_stored(open_table, monkeypatch):
         table.clear()
     put(table, 3, 20_000)
     calls: list[object] = []
-    run = redrb.table.calls.Register.run
+    run = redrb.table.calls.Register.read
     monkeypatch.setattr(
-        redrb.table.calls.Register, "run", lambda *given: calls.append(0) or run(*given)
+        redrb.table.calls.Register, "read", lambda *given: calls.append(0) or run(*given)
     )
     table.register("actor", ["x"])
     assert len(calls) == 1

@@ -6,16 +6,19 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from redis.exceptions import ConnectionError as Broken
 
 import redrb
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
-from redrb.errors import BatchTimeout, StoreFull
+from redrb.errors import BatchTimeout, ConfigError, StaleRun, StoreFull, UnknownTask
+from redrb.table.calls import Sweep
 from tests.contract.test_table import names, ones
 from tests.contract.test_table_restore import content
 from tests.proxy import Proxy
@@ -42,6 +45,55 @@ def losing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
         monkeypatch.setattr(client, "exchange", losing_one)
 
     return lose
+
+
+CHANGES: dict[str, Callable[[redrb.Table], object]] = {
+    "put": lambda table: table.put(["c"], {"x": [3]}),
+    "clear": lambda table: table.clear(["a"]),
+    "clear all": lambda table: table.clear(),
+    "mark": lambda table: table.mark("n"),
+    "sweep": lambda table: table._index.do(Sweep),
+    "register": lambda table: table.register("more", ["x"]),
+    "restore": lambda table: table.restore("m", "drop"),
+    "delete": lambda table: table.delete(),
+}
+"""Everything that changes a table, which a script may refuse."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_change_of_an_earlier_run_slips_past_a_look(open_table, monkeypatch, change):
+    """Its process looks, and finds its run the newest; the next one begins before it goes on."""
+    table, driver = open_table(retain="checkpoint"), open_table()
+    table.put(["a", "gone"], {"x": [1, 2]})
+    table.mark("m")
+    table.clear(["gone"])
+    table.put(["b"], {"x": [2]})
+    before = content(table), table.stats()
+    driver.begin_run()
+    monkeypatch.setattr(table._index, "refuse_stale", lambda: None)
+    with pytest.raises(StaleRun):
+        CHANGES[change](table)
+    rows, stats = before
+    counts = replace(stats.counts, run=driver.run, change=driver.stats().counts.change)
+    assert (content(driver), driver.stats().counts) == (rows, counts)
+    audit_table(table._client, table)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_all_was_lost_is_one_of_the_table_that_is_made_anew(
+    open_table, client, namespace, change
+):
+    table = open_table(retain="checkpoint")
+    table.put(["a", "b"], {"x": [1, 2]})
+    table.mark("m")
+    for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+        client.execute("UNLINK", key)
+    refused = {"restore": "no mark 'm'", "delete": "no table"}.get(change)
+    with pytest.raises((ConfigError, UnknownTask), match=refused) if refused else nullcontext():
+        CHANGES[change](table)
+    assert set(content(table)) == ({"c"} if change == "put" else set())
+    table.put(["d"], {"x": [4]})
+    audit_table(client, table)
 
 
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
@@ -96,7 +148,9 @@ def test_a_repeated_put_changes_nothing_more(open_table, losing, retain, meanwhi
 
 
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
-def test_a_repeated_clear_goes_on_and_removes_nothing_new(open_table, losing, pages, retain):
+def test_a_repeated_clear_goes_on_and_removes_nothing_new(
+    open_table, losing, pages, monkeypatch, retain
+):
     pages(table_rows=3)
     table, other = open_table(retain=retain), open_table()
     table.put(names(8), ones(8))
@@ -106,14 +160,14 @@ def test_a_repeated_clear_goes_on_and_removes_nothing_new(open_table, losing, pa
     with ThreadPoolExecutor(1) as pool:
         until = table.watch(0)
         assert until == pool.submit(other.watch, 0).result()
-    clear, lost = table._clear, iter(range(1))
+    do, lost = table._index.do, iter(range(1))
 
-    def losing_once(*arguments: Any) -> Any:
+    def losing_once(*arguments: Any, **asked: Any) -> Any:
         for _ in lost:
             losing()
-        return clear(*arguments)
+        return do(*arguments, **asked)
 
-    table._clear = losing_once  # type: ignore[method-assign]
+    monkeypatch.setattr(table._index, "do", losing_once)
     assert table.clear() == 7
     assert other.tags().rows == {}
 

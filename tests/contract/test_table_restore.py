@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as Broken
 
 import redrb
 from redrb.errors import ConfigError, StoreUnavailable
-from redrb.unpacking import unpack
+from redrb.lua.records import read_record
 from tests.contract.test_table import names
 from tests.contract.test_table_claims import bury, drain, put, stream_of
 from tests.table_audit import audit_table, values_of
@@ -81,7 +81,7 @@ def test_no_mark_divides_the_rows_of_a_put(table, pages, client, namespace, coun
         table.put(keys, {"x": [batch] * count})
     table.mark("end")
     rows = client.execute("HVALS", f"redrb:{{{namespace}:table:{table.name}}}:rows")
-    heads = {unpack(record, "record of a row")[0] for record in rows}
+    heads = {read_record(record)[0] for record in rows}
     assert len(heads) == len(batches)
     table.clear(batches[2] + batches[1][::2])
     before = set(table.tags().rows)
@@ -198,7 +198,7 @@ def test_a_restore_that_breaks_off_can_be_repeated(table, pages, monkeypatch, la
     table.put(rng.sample(names(8), 3), {"late": [1] * 3})
     table.clear(rng.sample(names(8), 5))
     put(table, 4, 8)
-    run = redrb.table.calls.Restore.run
+    run = redrb.table.calls.Restore.read
     calls = 0
 
     def breaking(*arguments):
@@ -209,7 +209,7 @@ def test_a_restore_that_breaks_off_can_be_repeated(table, pages, monkeypatch, la
             raise StoreUnavailable("broken", where="here")
         return reply
 
-    monkeypatch.setattr(redrb.table.calls.Restore, "run", breaking)
+    monkeypatch.setattr(redrb.table.calls.Restore, "read", breaking)
     while True:
         try:
             table.restore("m", later)
@@ -217,6 +217,7 @@ def test_a_restore_that_breaks_off_can_be_repeated(table, pages, monkeypatch, la
             assert calls < 1000
         else:
             break
+    assert calls > 4
     found = content(table)
     if later == "drop":
         assert found == before
@@ -236,18 +237,19 @@ def test_a_restore_counts_each_row_once_where_replies_are_lost(
     table.mark("m")
     put(table, 5, 20)
     table.clear(names(7) + names(3, 20))
-    client, once, sent = table._index.client, table._index.client.once, 0
+    client, exchange, sent = table._index.client, table._index.client.exchange, 0
 
-    def losing(*arguments):
+    def losing(pipeline):
         nonlocal sent
-        reply, sent = once(*arguments), sent + 1
-        if arguments[0] == "EVALSHA" and sent % (lost + 1) == 0:
+        replies, sent = exchange(pipeline), sent + len(pipeline.scripts)
+        if pipeline.scripts and sent % (lost + 1) == 0:
             raise Broken("Connection closed by server.")
-        return reply
+        return replies
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "once", losing)
+        patch.setattr(client, "exchange", losing)
         done = table.restore("m", later)
+    assert sent > 5
     rows = {*names(9), *(names(5, 20) if later == "keep" else ())}
     assert content(table).keys() == rows
     # those that were cleared, and then those that were put later

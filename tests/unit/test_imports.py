@@ -23,6 +23,7 @@ STEPS: list[tuple[str, set[str]]] = [
         {"prometheus_client", "tensorboard", "wandb"},
     ),
     ("import redrb.recipe.maker, redrb.recipe.trainer", {"torch.distributed.tensor"}),
+    ("import redrb.compat.transfer_queue.checkpoint", {"redrb.compat.transfer_queue.verl"}),
 ]
 """Statements of one program, each with modules that may not be loaded after it."""
 

@@ -11,7 +11,9 @@ from lupa.lua51 import LuaRuntime
 from redis.exceptions import ResponseError
 
 from redrb.connection.failures import name_scripts, translate
-from redrb.lua.scripts import load
+from redrb.lua import records
+from redrb.lua.records import SEGMENT
+from redrb.lua.scripts import assemble, load
 
 _LUA_RUNTIME = LuaRuntime()
 _ROOT = Path(str(files("redrb.lua")))
@@ -115,6 +117,45 @@ def test_a_file_includes_what_it_uses_and_nothing_else():
         used = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code_of(name))) - defined(name)
         needed = {each for each in all_included(name) if defined(each) & used}
         assert set(included(name)) == needed, name
+
+
+def test_the_parts_of_a_segment_are_named_and_declared_once():
+    """Nobody counts the places of a segment by hand: a script counts from 1, Python from 0."""
+    for name, place in SEGMENT.items():
+        assert getattr(records, name.upper()) == place - 1
+    for name, body in _LUA.items():
+        assert not re.search(r"(segment|record\[\w+\])\[\d", code_of(name)), name
+        assert set(re.findall(r"\bSEGMENT\.(\w+)", body)) <= set(SEGMENT), name
+    named = {part for body in _LUA.values() for part in re.findall(r"\bSEGMENT\.(\w+)", body)}
+    assert named == set(SEGMENT)
+    for path in _ROOT.parent.glob("table/*.py"):
+        assert not re.search(r"segment\[\d|record of a row\"\)\[", path.read_text("utf-8")), path
+
+
+def test_work_on_another_task_ends_where_it_returns():
+    """A function that returns early must not leave what follows it on the keys of another task."""
+    runtime = LuaRuntime()
+    runtime.execute("KEYS = {'p:stream'}")
+    script = """--@include elsewhere
+local seen = {}
+at_task('p:claims:a:', function()
+  seen[1] = prefix .. ' ' .. stream .. ' ' .. key('facts')
+  at_task('p:claims:b:', function()
+    seen[2] = task
+    if seen then return end
+    seen = nil
+  end)
+  seen[3] = puts
+  do return end
+end)
+return seen[1], seen[2], seen[3], prefix, stream, task, puts
+"""
+    assert runtime.execute(assemble("test", script).text) == (
+        *("p:claims:a: p:claims:a:stream p:claims:a:facts", "p:claims:b:task", "p:claims:a:puts"),
+        *("p:", "p:stream", "p:task", "p:puts"),
+    )
+    switching = {name for name in _LUA if re.search(r"\bwork_(at|on)\(", code_of(name))}
+    assert switching <= {"include/elsewhere", "include/restore_area", "saving/restore_end"}
 
 
 READING = (

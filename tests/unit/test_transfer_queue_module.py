@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from packaging.version import Version
 
 from redrb.compat import transfer_queue as tq
-from redrb.compat.transfer_queue import guard, installing, session
+from redrb.compat.transfer_queue import absent, guard, installing, session
+from redrb.compat.transfer_queue.metadata import Written
 from redrb.compat.transfer_queue.process import NAME, check_process
 from redrb.errors import ConfigError
 
@@ -119,13 +120,61 @@ def test_batches_of_numbers() -> None:
     assert (found.global_indexes, found.extra_info) == ([5, 6, 7], {"t": [1]})
 
 
+@pytest.mark.parametrize("look", [repr, str, format, len, bool, vars, dir, hasattr], ids=str)
+def test_a_look_at_written_rows_reads_nothing(look: Any) -> None:
+    """A log line, a debugger or a comparison must not wait for Redis, nor fail without it."""
+    written, same = (Written(["a", "b"], "train", pytest.fail) for _ in range(2))
+    look(*(written, "size")[: 2 if look is hasattr else 1])
+    assert written == same
+    assert written != Written(["a"], "train", pytest.fail)
+    assert written != Written(["a", "b"], "val", pytest.fail)
+    assert written != batch("a", "b")
+
+
+def test_written_rows_are_read_once_when_tags_or_columns_are_asked_for() -> None:
+    reads = []
+
+    def read(keys: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+        reads.append(list(keys))
+        return [{"of": key} for key in keys], ["x"]
+
+    asks: list[Callable[[Written], Any]] = [
+        lambda each: (each.fields, each.tags),
+        lambda each: each.reorder([2, 0, 1]),
+        lambda each: each.select_keys(["c", "a"]),
+        lambda each: each.chunk(2),
+        lambda each: tq.KVBatchMeta.concat([each, batch("d", fields=["x"])]),
+        lambda each: pickle.loads(pickle.dumps(each)),
+    ]
+    for ask in asks:
+        written = Written(["a", "b", "c"], "train", read)
+        found = ask(written)
+        assert reads == [["a", "b", "c"]]
+        assert [tags["of"] for tags in written.tags] == written.keys
+        assert (written.fields, len(reads)) == (["x"], 1)
+        if type(found) is tq.KVBatchMeta:
+            assert found.fields == ["x"]
+            assert [tags.get("of", "d") for tags in found.tags] == found.keys
+        reads.clear()
+
+
 def test_what_is_missing_can_be_imported_and_says_so_at_the_call() -> None:
-    class Sampler(tq.BaseSampler):  # type: ignore[misc]
+    class Sampler(tq.BaseSampler):
         pass
 
-    for missing in (Sampler, tq.StreamingDataLoader, tq.GRPOGroupNSampler):
+    classes = [getattr(tq, name) for name in absent.ABSENT[""].split()]
+    assert issubclass(Sampler, classes[2])
+    calls = [
+        getattr(kind, name)
+        for kind in (tq.TransferQueueClient, tq.BatchMeta)
+        for name in absent.ABSENT[kind.__name__].split()
+    ]
+    assert (len(classes), len(calls)) == (7, 42)
+    for missing in (Sampler, *classes, *calls):
         with pytest.raises(ConfigError, match="redrb has no transfer_queue"):
             missing(batch_size=1)
+    with pytest.raises(AttributeError):
+        absent.Sampler  # noqa: B018
 
 
 # The place of the package

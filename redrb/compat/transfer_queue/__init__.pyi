@@ -1,5 +1,10 @@
-from .checkpoint import load_checkpoint as load_checkpoint
-from .checkpoint import save_checkpoint as save_checkpoint
+from .absent import BaseSampler as BaseSampler
+from .absent import GRPOGroupNSampler as GRPOGroupNSampler
+from .absent import RankAwareSampler as RankAwareSampler
+from .absent import SeqlenBalancedSampler as SeqlenBalancedSampler
+from .absent import SequentialSampler as SequentialSampler
+from .absent import StreamingDataLoader as StreamingDataLoader
+from .absent import StreamingDataset as StreamingDataset
 from .client import TransferQueueClient as TransferQueueClient
 from .client import get_client as get_client
 from .installing import install as install
@@ -17,15 +22,10 @@ from .interface import kv_list as kv_list
 from .interface import kv_put as kv_put
 from .metadata import BatchMeta as BatchMeta
 from .metadata import KVBatchMeta as KVBatchMeta
-from .process import BaseSampler as BaseSampler
-from .process import GRPOGroupNSampler as GRPOGroupNSampler
-from .process import RankAwareSampler as RankAwareSampler
-from .process import SeqlenBalancedSampler as SeqlenBalancedSampler
-from .process import SequentialSampler as SequentialSampler
-from .process import StreamingDataLoader as StreamingDataLoader
-from .process import StreamingDataset as StreamingDataset
 from .session import close as close
 from .session import get_metrics_endpoint as get_metrics_endpoint
 from .session import init as init
+from .verl import load_checkpoint as load_checkpoint
+from .verl import save_checkpoint as save_checkpoint
 
 __version__: str

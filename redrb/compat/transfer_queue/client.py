@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from tensordict import TensorDict
 
+from redrb.compat.transfer_queue.absent import Absent
 from redrb.compat.transfer_queue.interface import get_columns, known, kv_batch_put
 from redrb.compat.transfer_queue.metadata import BatchMeta
-from redrb.compat.transfer_queue.process import absent
 from redrb.compat.transfer_queue.session import opened
 from redrb.compat.transfer_queue.values import Parser
 from redrb.errors import ConfigError
 
 
-class TransferQueueClient:
+class TransferQueueClient(Absent):
     """The methods of TransferQueue's client that verl calls; others raise ConfigError."""
 
     async def async_kv_retrieve_meta(
@@ -54,17 +54,6 @@ class TransferQueueClient:
         if not metadata:
             raise ConfigError("async_put needs the rows: give metadata, or call kv_batch_put.")
         return await asyncio.to_thread(_put, data, metadata, data_parser)
-
-
-for _name in (
-    "put get_data get_meta async_get_meta set_custom_meta async_set_custom_meta clear_samples "
-    "async_clear_samples clear_partition async_clear_partition kv_list async_kv_list "
-    "kv_retrieve_meta kv_retrieve_keys get_partition_list async_get_partition_list "
-    "check_consumption_status async_check_consumption_status check_production_status "
-    "async_check_production_status get_consumption_status get_production_status reset_consumption "
-    "async_reset_consumption initialize_storage_manager close"
-).split():
-    setattr(TransferQueueClient, _name, absent(f"TransferQueueClient.{_name}"))
 
 
 def get_client() -> TransferQueueClient:

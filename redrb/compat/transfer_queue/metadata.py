@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from redrb.compat.transfer_queue.process import absent, check_process
+from redrb.compat.transfer_queue.absent import Absent
+from redrb.compat.transfer_queue.process import check_process
 from redrb.errors import ConfigError
 
 
@@ -47,8 +49,7 @@ class KVBatchMeta(_Travels):
     keys: list[str] = field(default_factory=list)
     tags: list[dict[str, Any]] = field(default_factory=list)
     partition_id: str | None = None
-    # made by a factory: the class must have no attribute that hides `Written.__getattr__`
-    fields: list[str] | None = field(default_factory=lambda: None)
+    fields: list[str] | None = None
     extra_info: dict[str, Any] | None = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,8 +82,8 @@ class KVBatchMeta(_Travels):
         """Put the rows into another order: row `indexes[i]` comes to place i."""
         if sorted(indexes) != list(range(self.size)):
             raise ConfigError(f"the order must have each number from 0 to {self.size - 1} once.")
+        self.tags = [self.tags[place] for place in indexes]  # first: `Written` reads them by key
         self.keys = [self.keys[place] for place in indexes]
-        self.tags = [self.tags[place] for place in indexes]
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:
         """Return `chunks` batches of consecutive rows; the first ones may have one row more."""
@@ -136,13 +137,34 @@ class Written(KVBatchMeta):
         self.keys, self.partition_id, self.extra_info = list(keys), partition_id, {}
         self._read = read
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("tags", "fields"):
-            raise AttributeError(f"KVBatchMeta has no attribute {name!r}")
-        tags, fields = self._read(self.keys)
-        self.__dict__.setdefault("tags", tags)
-        self.__dict__.setdefault("fields", fields)
-        return self.__dict__[name]
+    @cached_property
+    def _found(self) -> tuple[list[dict[str, Any]], list[str]]:
+        return self._read(self.keys)
+
+    @cached_property
+    def tags(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Tags of each row."""
+        return self._found[0]
+
+    @cached_property
+    def fields(self) -> list[str] | None:  # type: ignore[override]
+        """Columns of the rows."""
+        return self._found[1]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another put has written the same rows."""
+        if not isinstance(other, Written):
+            return NotImplemented
+        return (self.keys, self.partition_id, self.extra_info) == (
+            other.keys,
+            other.partition_id,
+            other.extra_info,
+        )
+
+    def __repr__(self) -> str:
+        return f"KVBatchMeta(keys={self.keys}, partition_id={self.partition_id!r})"
+
+    __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as a KVBatchMeta, with tags and columns of now."""
@@ -151,7 +173,7 @@ class Written(KVBatchMeta):
         return KVBatchMeta, (), state
 
 
-class BatchMeta(_Travels):
+class BatchMeta(_Travels, Absent):
     """Rows of a partition, by number, and their columns.
 
     Attributes:
@@ -242,14 +264,6 @@ class BatchMeta(_Travels):
     def empty(cls, extra_info: dict[str, Any] | None = None) -> BatchMeta:
         """Return a batch without rows."""
         return cls(extra_info=extra_info)
-
-
-for _name in (
-    "add_fields union reorder chunk_by_partition get_dtypes get_shapes get_extra_info "
-    "set_extra_info get_all_extra_info update_extra_info remove_extra_info clear_extra_info "
-    "has_extra_info get_all_custom_meta update_custom_meta clear_custom_meta"
-).split():
-    setattr(BatchMeta, _name, absent(f"BatchMeta.{_name}"))
 
 
 def _parts(size: int, chunks: int) -> list[range]:

@@ -1,13 +1,8 @@
-"""Which `transfer_queue` this process has, and what redrb's has not.
-
-That can be imported, and says so at the call.
-"""
+"""Which `transfer_queue` this process has."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 from redrb.errors import ConfigError
 
@@ -38,31 +33,3 @@ def check_process() -> None:
             "before `ray start` on each machine (or in ray_kwargs.ray_init.runtime_env.env_vars), "
             "and let VERL_USE_EXTERNAL_PLUGINS unset."
         )
-
-
-def absent(name: str) -> Callable[..., NoReturn]:
-    """Return a function that says at the call that redrb has no such thing."""
-
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise ConfigError(
-            f"redrb has no transfer_queue.{name}. It has the functions kv_*, init, close, "
-            "get_client with the methods that verl calls, save_checkpoint and load_checkpoint: "
-            "docs/how-to/verl.md. With REDRB_TRANSFER_QUEUE unset the process uses TransferQueue "
-            "itself."
-        )
-
-    return refuse
-
-
-def absent_class(name: str) -> type:
-    """Return a class that can be imported and derived from, and whose objects cannot be made."""
-    return type(name, (), {"__init__": absent(name), "__doc__": f"redrb has no {name}."})
-
-
-StreamingDataset = absent_class("StreamingDataset")
-StreamingDataLoader = absent_class("StreamingDataLoader")
-BaseSampler = absent_class("BaseSampler")
-SequentialSampler = absent_class("SequentialSampler")
-GRPOGroupNSampler = absent_class("GRPOGroupNSampler")
-RankAwareSampler = absent_class("RankAwareSampler")
-SeqlenBalancedSampler = absent_class("SeqlenBalancedSampler")

@@ -8,18 +8,14 @@
 -- rows of it are missing. parts:<name>: number of a group -> how many of its rows are complete.
 -- consumed:<name>: numbers of rows that the task has acknowledged, by change. The rows of group g are those
 -- with the numbers g * size + 1 to (g + 1) * size.
---@include task table records facts pools restore_area arrival
+--@include task table records facts pools elsewhere arrival
 
 local function claims()
-  local found, all = redis.call('HGETALL', table_prefix .. 'claims'), {} -- bound: PAGE.claims
+  local found, all = redis.call('HGETALL', key('claims')), {} -- bound: PAGE.claims
   for i = 1, #found, 2 do
     all[found[i]] = cmsgpack.unpack(found[i + 1])
   end
   return all
-end
-
-local function claim_key(kind, name)
-  return table_prefix .. kind .. ':' .. name
 end
 
 -- A group as it is encoded: one sample without tensors, whose extras hold the keys of rows. Tasks that claim
@@ -43,11 +39,18 @@ local function encoded(claim, row_keys)
   return group
 end
 
+-- The prefix of a task that claims.
+local function claiming(name)
+  return key('claims', name) .. ':'
+end
+
 -- Add encoded groups to a task that claims; `at` holds the numbers of the rows of each. Returns their seqs.
 local function add_groups(name, all, at)
-  work_at(table_prefix .. 'claims:' .. name .. ':')
   local members, facts, stored, seqs = {}, {}, {}, {}
-  if rules().exists then
+  at_task(claiming(name), function()
+    if not rules().exists then
+      return
+    end
     for i, group in ipairs(all) do
       local seq = seq_of(redis.call('XADD', stream, '*', 'g', group))
       seqs[i], members[i], facts[i] = seq, member_of(seq), {samples = 1, size = #group, rows = at[i]}
@@ -61,8 +64,7 @@ local function add_groups(name, all, at)
     add(puts, 'put', #all)
     add(puts, 'samples_put', #all)
     make_known('', #all)
-  end
-  work_at(table_prefix)
+  end)
   return seqs
 end
 
@@ -78,7 +80,7 @@ local function complete_groups(name, size, arrived)
     counted[group] = (counted[group] or 0) + 1
   end
   for _, group in ipairs(order) do
-    if redis.call('HINCRBY', claim_key('parts', name), group, counted[group]) == size then
+    if redis.call('HINCRBY', key('parts', name), group, counted[group]) == size then
       local members = {}
       for place = 1, size do -- bound: PAGE.claim_size
         members[place] = group * size + place
@@ -97,7 +99,7 @@ end
 
 -- Rows have all columns that a task needs: those that are not known to, arrive.
 local function arrive(name, claim, numbered, row_keys)
-  local known, noted, arrived, all = replies_of('HMGET', claim_key('claimed', name), numbered), {}, {}, {}
+  local known, noted, arrived, all = replies_of('HMGET', key('claimed', name), numbered), {}, {}, {}
   local at, found = {}, {}
   for i, number in ipairs(numbered) do
     if not known[i] then
@@ -116,7 +118,7 @@ local function arrive(name, claim, numbered, row_keys)
       noted[#noted + 1], noted[#noted + 2] = number, seq
     end
   end
-  in_parts('HSET', claim_key('claimed', name), noted)
+  in_parts('HSET', key('claimed', name), noted)
 end
 
 -- Those of the rows that have all columns that a task needs: their numbers and keys. `all` holds their

@@ -1,15 +1,13 @@
 -- The records of rows, packed: {head, segment, ...}.
 --
--- A segment is what one put has stored of a row: {token, place, bucket, change, id, bytes, ...}. Its value is
--- the string <owner>:<bucket>}:<token>:<place>, perhaps on another node: the columns follow each other in it.
--- The id of a column that another put has replaced is 0.
+-- A segment is what one put has stored of a row: {token, place, bucket, change, id, bytes, ...}; its parts
+-- are named in redrb/lua/records.py. Its value is the string <owner>:<bucket>}:<token>:<place>, perhaps on
+-- another node: the columns follow each other in it. The id of a column that another put has replaced is 0.
 --
 -- The head is the text "<change of the first put> <columns>". The change is that of the put's first row: it
 -- is compared with marks only, and none lies within a put. Each character of the columns stands for six: a
 -- bit is set for each column that the row has. So a put of new columns need not unpack what the puts before
 -- it have stored.
-
-local FIRST = 5 -- place of the first column in a segment
 
 -- The two parts of a head: the change with the space behind it, and the columns.
 local function parts_of_head(head)
@@ -67,11 +65,20 @@ local function with_columns(had, ids)
   return string.char(unpack(bits))
 end
 
+-- Bytes of the columns of a segment.
+local function bytes_of_segment(segment)
+  local bytes = 0
+  for at = SEGMENT.cells + 1, #segment, 2 do
+    bytes = bytes + segment[at]
+  end
+  return bytes
+end
+
 -- Give a record, which has other segments now, its head.
 local function set_head(record)
   local ids = {}
   for at = 2, #record do -- bound: puts of a row
-    for field = FIRST, #record[at], 2 do -- bound: PAGE.columns
+    for field = SEGMENT.cells, #record[at], 2 do -- bound: PAGE.columns
       ids[#ids + 1] = record[at][field] > 0 and record[at][field] or nil
     end
   end

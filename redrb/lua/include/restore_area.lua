@@ -3,15 +3,9 @@
 -- The area is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
 -- function works on it. Its keys expire unless more parts come. The string restoring holds the token of
 -- the newest area.
---@include task facts
+--@include task facts elsewhere
 
 local home = prefix
-
--- From here on all functions work on the task with this prefix.
-local function work_at(other)
-  prefix, stream, task, puts = other, other .. 'stream', other .. 'task', other .. 'puts'
-  known_rules = nil
-end
 
 -- From here on all functions work on the task with this stream, and restore areas are those of this task.
 local function work_on(name)
@@ -81,9 +75,9 @@ local function names_of_keys()
 end
 
 local function drop_area(token)
-  work_at(area_of(token))
-  for _, name in ipairs(names_of_keys()) do
-    redis.call('UNLINK', prefix .. name)
-  end
-  work_at(home)
+  at_task(area_of(token), function()
+    for _, name in ipairs(names_of_keys()) do
+      redis.call('UNLINK', prefix .. name)
+    end
+  end)
 end

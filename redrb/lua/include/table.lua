@@ -18,7 +18,7 @@
 
 local keys, rows, tags, changes = key('keys'), key('rows'), key('tags'), key('changes')
 local columns, gone, trash, cleared = key('columns'), key('gone'), key('trash'), key('cleared')
-local marks, table_prefix = key('marks'), prefix
+local marks = key('marks')
 local owner = string.sub(prefix, 1, -3)
 
 local function has_table()
@@ -54,6 +54,16 @@ local function of_rows(hash, numbered)
   return replies_of('HMGET', hash, fields)
 end
 
+-- A page of rows, by number, whose last change lies after one and up to another; and that of the last row.
+local function page_of(after, up_to)
+  local found, numbered = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after), up_to,
+    'WITHSCORES', 'LIMIT', 0, PAGE.table_rows), {}
+  for i = 1, #found, 2 do
+    numbered[#numbered + 1] = tonumber(found[i])
+  end
+  return numbered, tonumber(found[#found] or '0')
+end
+
 -- Keys of rows by number, '' where their tags are lost.
 local function keys_of(numbered)
   local found = of_rows(tags, numbered)
@@ -84,29 +94,24 @@ end
 
 -- The key of the value of a segment.
 local function value_of(segment)
-  return string.format('%s:%d}:%s:%d', owner, segment[3], segment[1], segment[2])
+  return string.format('%s:%d}:%s:%d', owner, segment[SEGMENT.bucket], segment[SEGMENT.token],
+    segment[SEGMENT.place])
 end
 
-local function discard(segment)
-  redis.call('SADD', trash, value_of(segment))
-end
-
--- Bytes of a record.
+-- Bytes of a record, if there is one.
 local function bytes_of_row(record)
   local bytes = 0
-  for i = 2, #record do
-    local segment = record[i]
-    for at = FIRST + 1, #segment, 2 do
-      bytes = bytes + segment[at]
-    end
+  for i = 2, record and #record or 0 do -- bound: puts of a row
+    bytes = bytes + bytes_of_segment(record[i])
   end
   return bytes
 end
 
--- Delete rows for good, by number: their values go into the trash.
+-- Delete rows for good, by number: their values go into the trash. Returns the bytes of these.
 local function delete_rows(numbered, records)
-  local values = {}
+  local values, bytes = {}, 0
   for _, record in ipairs(records) do
+    bytes = bytes + bytes_of_row(record)
     for at = 2, record and #record or 0 do -- bound: puts of a row
       values[#values + 1] = value_of(record[at])
     end
@@ -114,6 +119,7 @@ local function delete_rows(numbered, records)
   in_parts('SADD', trash, values)
   in_parts('HDEL', rows, numbered)
   in_parts('HDEL', tags, numbered)
+  return bytes
 end
 
 -- Keep the newest removals only; a look from before the others reads the whole table.

@@ -2,7 +2,7 @@
 -- KEYS    stream of each task; on a cluster they share one slot
 -- ARGV    the call `EndRestore` of redrb/stream/saving/calls.py
 -- Returns its reply
---@include task settings membership removal restore_area permissions
+--@include task settings membership removal elsewhere restore_area permissions
 
 -- Return the settings of a task that its restore area lacks.
 local function differing(settings)

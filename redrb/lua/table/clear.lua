@@ -30,7 +30,7 @@ local change, records = next_changes(count), records_of(numbered)
 for i, number_of in ipairs(numbered) do
   removed[2 * i - 1], removed[2 * i] = change + i, row_keys[i]
   later[2 * i - 1], later[2 * i] = change + i, number_of
-  bytes = bytes + bytes_of_row(records[i] or {0})
+  bytes = bytes + bytes_of_row(records[i])
 end
 local retained = redis.call('HGET', task, 'retain') == 'checkpoint' and redis.call('EXISTS', marks) == 1
 if count > 0 and redis.call('EXISTS', key('claims')) == 1 then

@@ -2,29 +2,26 @@
 -- `left` stays, until its values are deleted: include/table.lua.
 -- KEYS[1] stream
 -- ARGV    the call `Delete` of redrb/table/calls.py
--- Returns the page: the rows that it had; at the end 1 if further keys may be left, as of an earlier table,
--- else 0
---@include task table permissions
+-- Returns its reply, a page: whether further keys may be left at the end, as of an earlier table
+--@include task table runs permissions
 
 check_permissions(gone)
 begin_writing()
-local ask, found = cmsgpack.unpack(ARGV[1]), 0
+local ask = cmsgpack.unpack(ARGV[1])
+local refused = ask.incarnation and redis.call('HGET', task, 'left') ~= ask.token and refusal(ask)
+if refused then
+  return cmsgpack.pack(refused)
+end
 for _, sorted in ipairs({changes, cleared}) do
-  local numbered, bytes = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1), 0
-  local records = records_of(numbered)
-  for _, record in ipairs(records) do
-    bytes = bytes + bytes_of_row(record or {0})
-  end
+  local numbered = redis.call('ZRANGE', sorted, 0, PAGE.table_rows - 1)
   if sorted == changes then
-    found = #numbered
     in_parts('HDEL', keys, keys_of(numbered))
-    add(task, 'cleared', found)
+    add(task, 'cleared', #numbered)
   end
-  delete_rows(numbered, records)
   in_parts('ZREM', sorted, numbered)
-  add(task, sorted == changes and 'bytes' or 'retained_bytes', -bytes)
+  add(task, sorted == changes and 'bytes' or 'retained_bytes', -delete_rows(numbered, records_of(numbered)))
   if #numbered > 0 then
-    return cmsgpack.pack({more = true, found = found})
+    return cmsgpack.pack({outcome = 'ok', more = true})
   end
 end
 local names = {keys, rows, tags, changes, columns, gone, cleared, marks, task, puts, key('claims')}
@@ -44,10 +41,7 @@ for _, name in ipairs(claiming) do
     names[#names + 1] = key(kind, name)
   end
 end
-local others = 0
-for _, name in ipairs({'left', 'beside', 'resumed'}) do -- the last one: tasks that are not registered yet
-  others = math.max(others, redis.call('HEXISTS', task, name))
-end
+local found = redis.call('HMGET', task, 'left', 'beside', 'resumed') -- the last one: tasks not registered yet
 redis.call('UNLINK', unpack(names))
 redis.call('HSET', task, 'left', ask.token)
-return cmsgpack.pack({more = false, found = others})
+return cmsgpack.pack({outcome = 'ok', beside = (found[1] or found[2] or found[3]) and true or false})

@@ -5,12 +5,7 @@
 --@include table records
 
 local ask, found, ids = cmsgpack.unpack(ARGV[1]), 0, column_ids()
-local page = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after), '+inf', 'WITHSCORES',
-  'LIMIT', 0, PAGE.table_rows)
-local numbered = {}
-for i = 1, #page, 2 do
-  numbered[#numbered + 1] = page[i]
-end
+local numbered, newest = page_of(ask.after, '+inf')
 for _, had in ipairs(columns_of(numbered)) do
   local whole = true
   for _, column in ipairs(ask.columns) do
@@ -18,5 +13,4 @@ for _, had in ipairs(columns_of(numbered)) do
   end
   found = found + (whole and 1 or 0)
 end
-return cmsgpack.pack({found = found, after = tonumber(page[#page] or '0'),
-  more = #numbered == PAGE.table_rows})
+return cmsgpack.pack({found = found, after = newest, more = #numbered == PAGE.table_rows})

@@ -97,16 +97,14 @@ end
 local function replace(record)
   for at = #record, 2, -1 do -- bound: puts of a row
     local segment, left = record[at], false
-    for field = FIRST, #segment, 2 do
+    for field = SEGMENT.cells, #segment, 2 do
       if written[segment[field]] then
         segment[field] = 0
       end
       left = left or segment[field] ~= 0
     end
     if not left then
-      for field = FIRST + 1, #segment, 2 do
-        ask.nbytes = ask.nbytes - segment[field]
-      end
+      ask.nbytes = ask.nbytes - bytes_of_segment(segment)
       replaced[#replaced + 1] = value_of(segment)
       table.remove(record, at)
     end
@@ -140,10 +138,11 @@ for i, name in ipairs(ask.keys) do
   if is_new or width > 0 then
     local segment
     if width > 0 then
-      segment = {ask.token, i - 1, ask.buckets[i], change + i}
+      segment = {[SEGMENT.token] = ask.token, [SEGMENT.place] = i - 1, [SEGMENT.bucket] = ask.buckets[i],
+        [SEGMENT.change] = change + i}
       for field = 1, width do -- bound: PAGE.columns
-        segment[FIRST + 2 * field - 2] = all[field]
-        segment[FIRST + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
+        segment[SEGMENT.cells + 2 * field - 2] = all[field]
+        segment[SEGMENT.cells + 2 * field - 1] = ask.sizes[(i - 1) * width + field]
       end
     end
     if packed then

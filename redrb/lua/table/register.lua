@@ -13,7 +13,7 @@ if refused then
 end
 local stored = redis.call('HGET', key('claims'), ask.task)
 local known = stored and cmsgpack.unpack(stored)
-local incarnation = redis.call('HGET', claim_key('claims', ask.task) .. ':task', 'incarnation') or ''
+local incarnation = redis.call('HGET', claiming(ask.task) .. 'task', 'incarnation') or ''
 if not known then
   if redis.call('HLEN', key('claims')) >= PAGE.claims then
     return cmsgpack.pack({outcome = 'claims'})
@@ -24,16 +24,12 @@ elseif ask.size ~= known.size or table.concat(ask.columns, '\0') ~= table.concat
   return cmsgpack.pack({outcome = 'differs', columns = known.columns, size = known.size})
 elseif known.stream ~= incarnation then -- its groups were deleted: a `delete` of the table broke off
   for _, kind in ipairs({'claimed', 'parts', 'consumed'}) do
-    redis.call('UNLINK', claim_key(kind, ask.task))
+    redis.call('UNLINK', key(kind, ask.task))
   end
   known.after, known.full, known.stream = 0, false, incarnation
 end
 if not known.full then
-  local numbered, row_keys, after = {}, {}, '(' .. string.format('%d', known.after)
-  local found = redis.call('ZRANGEBYSCORE', changes, after, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
-  for i = 1, #found, 2 do
-    numbered[#numbered + 1] = tonumber(found[i])
-  end
+  local row_keys, numbered, newest = {}, page_of(known.after, '+inf')
   table.sort(numbered) -- in the order in which they were added, as far as a page goes
   for i, packed in ipairs(replies_of('HMGET', tags, numbered)) do
     row_keys[i] = packed and cmsgpack.unpack(packed)['']
@@ -42,7 +38,7 @@ if not known.full then
   if #complete > 0 then
     arrive(ask.task, known, complete, complete_keys)
   end
-  known.after, known.full = tonumber(found[#found] or '0'), #numbered < PAGE.table_rows
-  redis.call('HSET', table_prefix .. 'claims', ask.task, cmsgpack.pack(known))
+  known.after, known.full = newest, #numbered < PAGE.table_rows
+  redis.call('HSET', key('claims'), ask.task, cmsgpack.pack(known))
 end
 return cmsgpack.pack({outcome = 'ok', columns = known.columns, size = known.size, more = not known.full})

@@ -18,24 +18,14 @@ if not change_of_it then
 end
 local drops, mark, last = ask.later == 'drop', tonumber(change_of_it), tonumber(number_of_it)
 
--- Add rows to those that this call of the client has brought back and dropped, as a reply may be lost.
-local function note(back, dropped)
-  local token, first, second = string.match(redis.call('HGET', task, 'restored') or '', '^(%x+) (%d+) (%d+)$')
-  if token == ask.token then
-    back, dropped = first + back, second + dropped
-  end
-  redis.call('HSET', task, 'restored', string.format('%s %d %d', ask.token, back, dropped))
-  return back, dropped
-end
-
 -- Remove from a record the columns that were put after the mark; those that they have replaced are gone.
 -- Returns the bytes that are gone, nil if none are.
 local function strip(record)
   local bytes
   for at = #record, 2, -1 do -- bound: puts of a row
-    if record[at][4] > mark then
-      bytes = (bytes or 0) + bytes_of_row({0, record[at]})
-      discard(record[at])
+    if record[at][SEGMENT.change] > mark then
+      bytes = (bytes or 0) + bytes_of_segment(record[at])
+      redis.call('SADD', trash, value_of(record[at]))
       table.remove(record, at)
     end
   end
@@ -49,17 +39,17 @@ end
 local function keep_consumption(numbered)
   for name, claim in pairs(claims()) do
     local consumed, known = {}, {}
-    for i, spent in ipairs(replies_of('ZMSCORE', claim_key('spent', name), numbered)) do
+    for i, spent in ipairs(replies_of('ZMSCORE', key('spent', name), numbered)) do
       if spent and tonumber(spent) < mark then
         consumed[#consumed + 1], consumed[#consumed + 2] = spent, numbered[i]
         known[#known + 1], known[#known + 2] = numbered[i], '0'
         if claim.size > 1 then
-          redis.call('HINCRBY', claim_key('parts', name), math.floor((numbered[i] - 1) / claim.size), 1)
+          redis.call('HINCRBY', key('parts', name), math.floor((numbered[i] - 1) / claim.size), 1)
         end
       end
     end
-    in_parts('ZADD', claim_key('consumed', name), consumed)
-    in_parts('HSET', claim_key('claimed', name), known)
+    in_parts('ZADD', key('consumed', name), consumed)
+    in_parts('HSET', key('claimed', name), known)
   end
 end
 
@@ -68,7 +58,7 @@ local function bring_back(numbered, records)
   local found, back, named, stored, changed, over, old, bytes = keys_of(numbered), {}, {}, {}, {}, {}, {}, 0
   local taken, change = replies_of('HMGET', keys, found), next_changes(#numbered)
   for i, record in ipairs(records) do
-    bytes = bytes + bytes_of_row(record or {0})
+    bytes = bytes + bytes_of_row(record)
     if not record or taken[i] or named[found[i]] or drops and tonumber((parts_of_head(record[1]))) > mark then
       over[#over + 1], old[#old + 1] = numbered[i], record
     else
@@ -83,7 +73,7 @@ local function bring_back(numbered, records)
   end
   keep_consumption(back)
   for _, name in ipairs(redis.call('HKEYS', key('claims'))) do -- bound: PAGE.claims
-    in_parts('ZREM', claim_key('spent', name), numbered)
+    in_parts('ZREM', key('spent', name), numbered)
   end
   in_parts('HSET', keys, stored)
   in_parts('ZADD', changes, changed)
@@ -100,9 +90,8 @@ local function drop_later(numbered, records)
   local over, old, removed, stored, changed, lost, bytes = {}, {}, {}, {}, {}, {}, 0
   local change = next_changes(#numbered)
   for i, record in ipairs(records) do
-    if tonumber(numbered[i]) > last then
+    if numbered[i] > last then
       over[#over + 1], old[#old + 1] = numbered[i], record
-      bytes = bytes + bytes_of_row(record or {0})
     else
       local stripped = record and strip(record)
       if stripped then
@@ -125,56 +114,58 @@ local function drop_later(numbered, records)
   trim_gone()
   in_parts('HSET', rows, stored)
   in_parts('ZADD', changes, changed)
-  delete_rows(over, old)
   add(task, 'dropped', #over)
-  add(task, 'bytes', -bytes)
+  add(task, 'bytes', -bytes - delete_rows(over, old))
   return #over
 end
 
-local reply, back, dropped = {outcome = 'ok', step = ask.step, after = ask.after,
-  until_change = ask.until_change, more = true, newest = last}, 0, 0
-if ask.step == '' then
+-- The hash task holds how far a call of the client has come, as a reply may be lost: the step, the change
+-- after which its next page begins, the newest change when it began, and rows brought back and dropped.
+local known = redis.call('HGET', task, 'restored') or ''
+local token, step, after, until_change, back, dropped = string.match(known,
+  '^(%x+) (%l+) (%d+) (%d+) (%d+) (%d+)$')
+if token ~= ask.token then
+  step, after, until_change, back, dropped = drops and 'later' or 'back', mark, number(task, 'change'), 0, 0
   local found = redis.call('HGETALL', marks) -- bound: three marks
   for i = 1, #found, 2 do
     if tonumber(string.match(found[i + 1], '^%d+')) > mark then -- from here on it names another history
       redis.call('HDEL', marks, found[i])
     end
   end
-  reply.step, reply.after, reply.until_change = drops and 'later' or 'back', mark, number(task, 'change')
-elseif ask.step == 'later' then
-  local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', ask.after),
-    string.format('%d', ask.until_change), 'WITHSCORES', 'LIMIT', 0, PAGE.table_rows)
-  local numbered = {}
-  for i = 1, #found, 2 do
-    numbered[#numbered + 1] = found[i]
-  end
+end
+if step == 'later' then
+  local numbered, newest = page_of(after, string.format('%d', until_change))
   if #numbered > 0 then
-    reply.after, dropped = tonumber(found[#found]), drop_later(numbered, records_of(numbered))
+    after, dropped = newest, dropped + drop_later(numbered, records_of(numbered))
   else
-    reply.step = 'back'
+    step = 'back'
   end
-elseif ask.step == 'back' then
+elseif step == 'back' then
   local numbered = redis.call('ZRANGEBYSCORE', cleared, string.format('%d', mark), '+inf', 'LIMIT', 0,
     PAGE.table_rows)
   if #numbered > 0 then
-    back, dropped = bring_back(numbered, records_of(numbered))
+    local here, gone_now = bring_back(numbered, records_of(numbered))
+    back, dropped = back + here, dropped + gone_now
   else
-    reply.step = 'claims'
+    step = 'claims'
   end
-else
+elseif step == 'claims' then
+  step = 'done'
   for name, claim in pairs(claims()) do
-    local numbered = redis.call('ZRANGEBYSCORE', claim_key('consumed', name), string.format('%d', mark),
-      '+inf', 'LIMIT', 0, PAGE.table_rows)
+    local numbered = redis.call('ZRANGEBYSCORE', key('consumed', name), string.format('%d', mark), '+inf',
+      'LIMIT', 0, PAGE.table_rows)
     if #numbered > 0 then
-      forget_arrival(name, claim.size, numbered, replies_of('HMGET', claim_key('claimed', name), numbered))
-      in_parts('ZREM', claim_key('consumed', name), numbered)
-      return cmsgpack.pack(reply)
+      forget_arrival(name, claim.size, numbered, replies_of('HMGET', key('claimed', name), numbered))
+      in_parts('ZREM', key('consumed', name), numbered)
+      step = 'claims'
+      break
     end
     claim.after, claim.full = 0, false -- table/register lets them arrive again
-    redis.call('HSET', table_prefix .. 'claims', name, cmsgpack.pack(claim))
+    redis.call('HSET', key('claims'), name, cmsgpack.pack(claim))
   end
-  reply.more = false
 end
-reply.back, reply.dropped = note(back, dropped)
+redis.call('HSET', task, 'restored',
+  string.format('%s %s %.0f %.0f %.0f %.0f', ask.token, step, after, until_change, back, dropped))
 wake_table(true)
-return cmsgpack.pack(reply)
+return cmsgpack.pack({outcome = 'ok', more = step ~= 'done', back = tonumber(back),
+  dropped = tonumber(dropped), newest = last})

@@ -19,8 +19,8 @@ if redis.call('HGET', task, 'left') ~= ask.token or redis.call('HLEN', ask.area 
 end
 for _, name in ipairs(ask.names) do -- bound: PAGE.claims
   if redis.call('EXISTS', ask.area .. name) == 1 then
-    redis.call('RENAME', ask.area .. name, table_prefix .. name)
-    redis.call('PERSIST', table_prefix .. name)
+    redis.call('RENAME', ask.area .. name, prefix .. name)
+    redis.call('PERSIST', prefix .. name)
   end
 end
 redis.call('HDEL', task, 'left')

@@ -15,12 +15,7 @@ if begins then
   whole = unknown
   after = whole and 0 or after
 end
-local found = redis.call('ZRANGEBYSCORE', changes, '(' .. string.format('%d', after), '+inf', 'WITHSCORES',
-  'LIMIT', 0, PAGE.table_rows)
-local numbered = {}
-for i = 1, #found, 2 do
-  numbered[#numbered + 1] = found[i]
-end
+local numbered, newest = page_of(after, '+inf')
 if not (begins and whole) then
   -- bound: PAGE.gone_kept
   removed = redis.call('ZRANGEBYSCORE', gone, '(' .. string.format('%d', since), '+inf', 'LIMIT', 0,
@@ -28,5 +23,5 @@ if not (begins and whole) then
 end
 local more = #numbered == PAGE.table_rows
 local known = replies_of('HMGET', tags, numbered)
-return {cmsgpack.pack({more = more, after = more and tonumber(found[#found]) or change, seen = change,
+return {cmsgpack.pack({more = more, after = more and newest or change, seen = change,
   begins = begins, whole = whole, gone = removed}), unpack(known)}

@@ -14,10 +14,11 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.keys import TableKeys
+from redrb.lua.records import read_record, value_of
 from redrb.table.payload import Wanted, by_node, exchange, read, unlink
 from redrb.table.removal import PAGE, empty_trash, stored_values
 from redrb.table.values import TagReader
-from redrb.unpacking import Reading, unpack
+from redrb.unpacking import Reading
 from redrb.watch.state.findings.wording import finding_of, listed, redrb_command, shown
 from redrb.watch.state.model import Finding, State
 from redrb.words import counted
@@ -146,8 +147,8 @@ def _outside_trash(node: Client, keys: TableKeys, names: Sequence[str]) -> int:
 
 def _values(keys: TableKeys, record: bytes) -> Iterator[str]:
     with Reading("the record of a row"):
-        for token, place, bucket, *_ in unpack(record, "record of a row")[1:]:
-            yield keys.value(bucket, token, place)
+        for segment in read_record(record)[1]:
+            yield value_of(keys, segment)
 
 
 def _old(client: Client, names: Sequence[str]) -> Iterator[str]:
