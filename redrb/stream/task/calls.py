@@ -35,8 +35,7 @@ class SettingsReply(msgspec.Struct, frozen=True):
         held: Those of them that the caller gave another value.
         removed: The incarnation that was removed last, and by whom; "" for none.
         unfinished: Whether work is left: call `Fill` until it is done.
-        setting, value: The setting that is excluded, blocks, or cannot change now; or the
-            samples_per_insert.
+        setting, value: The setting that is excluded or blocks; or the samples_per_insert.
         groups: Groups that takes need; 0: the rate leaves groups unread, which fill any limit. Of
             "overread" the reads of a group, of "holds" the groups that are stored.
         gives_limit: Whether this call gives the limit, and not the rate.
@@ -107,8 +106,7 @@ class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
 
     Attributes:
         outcome: As that of `Open`; "changed": the task has other settings than the caller has seen,
-            or does not exist; "holds": the order or the tags are to change, and
-            groups are stored.
+            or does not exist; "holds": the order is to change, and groups are stored.
     """
 
     outcome: Literal["ok", "changed", "holds", Misfit]
@@ -164,7 +162,9 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Count(Call[Counted], frozen=True):
-    """Count the groups that wait in a status; for a new consumer group all stored ones, in pages.
+    """Count the groups that wait in a status; for a new consumer group all stored ones.
+
+    With a query, and for a new consumer group, they are counted in pages.
 
     Attributes:
         where: Query that the groups match, as Redis reads it; "" for any.
