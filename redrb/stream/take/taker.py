@@ -139,7 +139,7 @@ class Taker:
         slot = self._consumer.occupy()
         try:
             asked = request if waiter else request.full
-            sent = self._request(slot, asked, 0, before, search, waiter, report=bool(waiter))
+            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter), search=search)
             sent.begin()
             return InFlightTake(self, slot, request, sent, before)
         except BaseException:
@@ -228,7 +228,7 @@ class Taker:
             last = deadline.over
             accepted = request if last else request.full
             ttl_ms = 0 if last else QUEUE_TTL_MS
-            sent = self._request(slot, accepted, ttl_ms, before, search, report=last)
+            sent = self._request(slot, accepted, ttl_ms, before, report=last, search=search)
             reply = sent.result()
             search = reply.search
             if reply.outcome == "gone":
@@ -286,10 +286,10 @@ class Taker:
         request: TakeRequest,
         ttl_ms: int,
         before: PartitionLease | None,
-        search: Search | None,
         waiter: str = "",
         *,
         report: bool,
+        search: Search | None = None,
     ) -> Request[TakeReply]:
         consumer, description = self._consumer, self._task.description
         first = None
