@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -196,12 +195,6 @@ def _check_pools(
             )
             assert members == {seq for seq in ready if asked and field in known[seq]}, (
                 kind,
-                pool,
-            )
-        for tag in json.loads(settings.get("tags") or b"[]"):
-            members = set(map(int, run("ZRANGE", f"{prefix}tag:{pool}:{tag}", 0, -1)))
-            assert members == {seq for seq in ready if tag in known[seq].get("tags", {})}, (
-                tag,
                 pool,
             )
         if settings.get("sampled") == b"1" and "unsorted" not in settings:

@@ -39,14 +39,13 @@ PAGES: dict[str, int] = {
     "old_letters": 10,  # dead letters beyond max_dead that one call deletes, up to "copied_bytes"
     "buried_ids": 200,  # ids of groups that may come back, in one reply
     "sources_trimmed": 200,  # records of forwarded groups that one call looks at
-    "matched": 1000,  # groups that are compared with a query together, and that a draw passes over
-    "sample": 100,  # random groups that tell how common the matches of a query are
+    "matched": 500,  # groups that one call looks at to count or to take those that match a query
     "changes": 100,  # changes of settings that a task remembers
     # Waiting takes, puts and makers.
     "waiters": 200,  # waiters that one call looks at; those behind look again by themselves
     "first_waiters": 10,  # waiters that are read together at first
     "next_waiters": 100,  # waiters that are read together after these
-    "queries": 100,  # waiting queries that one call matches; others look again by themselves
+    "queries": 100,  # queries of waiting takes that puts match; others look again by themselves
     "woken_at_end": 16,  # waiters that are woken when their queue is deleted
     # Rights, parts, producers and workers.
     "dead_makers": 20,  # dead makers that one call looks at
@@ -58,7 +57,6 @@ PAGES: dict[str, int] = {
     "records": 100,  # records of producers that one call looks at
     "announcements_removed": 100,  # announcements of workers that ended long ago
     # Reports.
-    "counted": 500,  # groups that one call compares with a query to count them
     "counted_versions": 100,  # policy versions, and leased groups, that one call counts
     "browsed": 500,  # groups that one call looks at to show some
     "browsed_least": 32,  # groups that such a call reads at least

@@ -141,7 +141,9 @@ class OpenTask:
         """Return how many groups wait for this consumer group in a status; changes nothing.
 
         For a consumer group that has not joined these are all stored groups of that status. Groups
-        of partitions that cannot be reached are not counted.
+        of partitions that cannot be reached are not counted. With a query Redis looks at all groups
+        of the status, 1 to 3 microseconds each, a page at a time: the number is exact while none
+        comes or goes.
 
         Raises:
             ConfigError: The query names a tag that the task does not declare.

@@ -48,6 +48,7 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.never_full import set_command
 from redrb.stream.task.origin import Origin, SourceGroup
+from redrb.stream.task.queries import no_query
 from redrb.stream.task.settings import (
     LEASE_MS,
     SettingArguments,
@@ -482,7 +483,8 @@ class ExperienceStream(OpenTask, Closing):
                 when the take itself times out.
             status: Status of the groups.
             where: Query that the groups' declared tags must match, such as `{"score_gt": 0.8}`; see
-                docs/reference/selection.md. It may take groups for which another take without a
+                docs/reference/selection.md. It looks at groups in the task's order until enough
+                match, 1 to 3 microseconds each. It may take groups for which another take without a
                 query waits.
             rank: Number of this process among the ranks, 0 to `world_size - 1`.
             world_size: Number of ranks; `count` must be a multiple of it.
@@ -498,8 +500,9 @@ class ExperienceStream(OpenTask, Closing):
             LeaseLost: Another consumer holds groups of `ack` by now; nothing was taken.
             RankLost: Another rank's heartbeat stopped; no rank got a part of this step.
             WrongStep: All ranks have acknowledged this step, or another one comes first.
-            ConfigError: `count` exceeds the task's limit, so the batch could never be full; or
-                takes with and without ranks meet in one consumer group.
+            ConfigError: `count` exceeds the task's limit, so the batch could never be full; takes
+                with and without ranks meet in one consumer group; or there is a query, and the
+                task's order draws.
             StoreUnavailable: Redis stayed away.
         """
         request = self._take_request(count, at_least, status, where)
@@ -685,6 +688,9 @@ class ExperienceStream(OpenTask, Closing):
         self._check_open()
         most, least = checked_least(count, at_least)
         request = TakeRequest(most, least, checked_status(status), self._query(where))
+        order = self._task.description.order
+        if request.where and order is not None and order.sampled:
+            raise no_query(self.task)
         if len(self._partitions) > 1:
             limits = [partition.task.description.limit for partition in self._partitions]
             if all(limits) and sum(limits) < least:

@@ -53,7 +53,7 @@ class Survivors:
         """Open the task as a maker or a trainer does."""
         return ExperienceStream(
             self.client, "math", namespace=self.namespace, lease_ms=LEASE_MS, tags=["prompt"],
-            weights="actor", order="prioritized", max_staleness=1000, max_deliveries=1000,
+            weights="actor", order="priority", max_staleness=1000, max_deliveries=1000,
             limit=10_000,
         )  # fmt: skip
 

@@ -99,8 +99,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "old_letters": (groups.letters_shed,),
     "buried_ids": (groups.letters_below_the_floor,),
     "sources_trimmed": (groups.sources_forgotten,),
-    "matched": (groups.matched, groups.drawn_with_a_query),
-    "sample": (groups.drawn_with_a_query,),
+    "matched": (groups.matched, groups.counted_unjoined),
     "changes": (reports.changes_remembered,),
     "waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
     "first_waiters": (waiting.takes_woken, waiting.dead_takes_dropped),
@@ -116,7 +115,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "part_ends_forgotten": (waiting.part_ends_forgotten,),
     "records": (waiting.records_removed,),
     "announcements_removed": (waiting.announcements_removed,),
-    "counted": (groups.counted_unjoined,),
     "counted_versions": (reports.versions_counted,),
     "browsed": (reports.browsed,),
     "browsed_least": (reports.browsed,),
@@ -139,7 +137,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
 TOGETHER = {
     "first_waiters": ("next_waiters",),
     "next_waiters": ("first_waiters",),
-    "sample": ("matched",),
 }
 """Pages that are reached only if others are small, too."""
 

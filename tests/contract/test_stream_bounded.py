@@ -459,6 +459,8 @@ def test_changed_settings(compare):
             scene.take(f"w{number}", 3 * size, ttl_ms=FOREVER_MS)
             scene.run(AskRoom(f"p{number}", FOREVER_MS, [100]))
         changes: list[dict[str, Any]] = [
+            {"tags": []},
+            {"tags": ["score", "site"]},
             {"max_staleness": 9},
             {"max_token_staleness": 9, "max_bytes": 10**9},
             {"max_staleness": None, "max_token_staleness": None},

@@ -10,7 +10,6 @@ import msgpack
 import pytest
 
 import redrb
-from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.experience import Status
@@ -182,25 +181,3 @@ def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:
     client.execute("SLOWLOG", "RESET")
     client.execute("CONFIG", "SET", "slowlog-log-slower-than", threshold_us)
     return times
-
-
-def test_a_draw_whose_matches_are_rare_costs_no_more_than_another_order(real_url, namespace):
-    """100,000 groups: the first 30% have tag a, the last 30% tag b, and one has both."""
-    count, medians = 100_000, {}
-    with redrb.connect(real_url) as client:
-        for order in ("stalest", "uniform", "prioritized"):
-            with ExperienceStream(
-                client, order, namespace=namespace, order=order, tags=["a", "b"], max_reads=0
-            ) as stream:
-                stream.join_group()
-                for first in range(0, count, PART):
-                    tags = {"a": int(first < 0.3 * count), "b": int(first >= 0.7 * count)}
-                    stream.put_many([[numbered(1)]] * PART, priority=1.0, tags=tags)
-                stream.put(numbered(1), priority=1.0, tags={"a": 1, "b": 1})
-                _log(client, 0)
-                for _ in range(9):
-                    stream.take(1, timeout=0, where={"a": 1, "b": 1}).release()
-                medians[order] = median(_log(client, 10_000)["take/take"])
-                stream.clear()
-    print({order: f"{spent / 1000:.1f} ms" for order, spent in medians.items()})
-    assert max(medians["uniform"], medians["prioritized"]) <= 2 * medians["stalest"]

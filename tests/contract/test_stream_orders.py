@@ -12,7 +12,6 @@ import torch
 from redrb import ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
 from redrb.stream.orders import GroupFacts, Prioritized, Score
-from redrb.stream.task.entries import member_of
 from tests.audit import audit
 from tests.frequencies import check_frequencies
 from tests.samples import numbered, numbers
@@ -61,65 +60,6 @@ def test_prioritized_draws_by_weight_and_gives_probabilities(client, namespace):
         with stream.take(1, timeout=0) as lease:
             hits += numbers(lease) == [3]
     assert hits > 75  # 100 / 107
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("order", "matching", "others", "page"),
-    [
-        ("uniform", 8, 1, 1000),
-        ("prioritized", 4, 12, 1000),
-        ("uniform", 4, 12, 8),
-        ("prioritized", 3, 60, 8),
-    ],
-)
-def test_draws_with_a_query_are_those_of_the_formula(
-    client, namespace, pages, order, matching, others, page
-):
-    """Also for groups that come back, or arrive while others are drawn; and without the query.
-
-    With small pages matches are sometimes rare and drawn among themselves, sometimes common and
-    found among the first places, and sometimes not found there.
-    """
-    pages(matched=page, sample=20)
-    stream = ExperienceStream(
-        client, "math", namespace=namespace, order=order, max_reads=0, tags=["kind"]
-    )
-    priorities = [float(1 + number % 3) for number in range(matching + others)]
-
-    def put(number):
-        kind = "in" if number < matching else "out"
-        stream.put(numbered(number), priority=priorities[number], tags={"kind": kind})
-
-    for number in range(1, matching + others):
-        put(number)
-    for _ in range(30):
-        stream.take(1, timeout=0, where={"kind": "in"}).release()
-    put(0)
-    weights = [1.0 if order == "uniform" else p**0.6 for p in priorities]
-    drawn: Counter[int] = Counter()
-    everything: Counter[int] = Counter()
-    before, twice = -1, 0
-    for _ in range(600):
-        with stream.take(1, timeout=0, where={"kind": "in"}) as lease:
-            (number,) = numbers(lease)
-            assert lease.importance_weights().tolist() == [1.0]
-            with pytest.raises(ConfigError, match="where="):
-                _ = lease.probabilities
-        drawn[number] += 1
-        twice, before = twice + (number == before), number
-        with stream.take(1, timeout=0) as lease:
-            everything.update(numbers(lease))
-    inside = weights[:matching]
-    expected = [weight / sum(inside) for weight in inside]
-    check_frequencies(drawn, expected)
-    again = 600 * sum(p * p for p in expected)
-    assert abs(twice - again) < 6 * again**0.5
-    whole = sum(weights)
-    share = sum(everything[number] for number in range(matching)) / 600
-    assert share == pytest.approx(sum(inside) / whole, abs=0.11)
-    check_frequencies(everything, [weight / whole for weight in weights])
-    audit(stream)
 
 
 def put_and_evict(stream: ExperienceStream, _ids: list[int]) -> None:
@@ -204,24 +144,6 @@ def test_groups_of_priority_zero_are_drawn_at_random_and_spoil_no_weights(client
     assert drawn == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("page", [2, 1000])
-def test_a_query_draws_groups_of_priority_zero_at_random_when_no_other_is_left(
-    client, namespace, pages, page
-):
-    """Matches that are rare, and those that are found among the first places."""
-    pages(matched=page)
-    stream = stream_of(client, namespace, "prioritized", max_reads=0, tags=["kind"])
-    for number, priority in enumerate((0.0, 0.0, 0.0, 0.0, 1.0)):
-        stream.put(numbered(number), priority=priority, tags={"kind": "in"})
-    drawn = set()
-    for _ in range(100):
-        lease = stream.take(2, timeout=0, where={"kind": "in"})
-        assert 4 in numbers(lease)
-        drawn |= set(numbers(lease))
-        lease.release()
-    assert drawn == {0, 1, 2, 3, 4}
-
-
 @dataclass(frozen=True)
 class ByReward:
     """A user's order: draws groups by their priority as it is."""
@@ -254,35 +176,6 @@ def test_a_drawn_group_of_tiny_weight_changes_no_draws_after_it(client, namespac
     check_frequencies(first, expected)
     every = stream.take(8, timeout=0)
     assert set(numbers(every)[-2:]) == {6, 7}
-
-
-@pytest.mark.long
-def test_a_query_that_passes_over_heavy_groups_leaves_their_draws_random(client, namespace):
-    stream = stream_of(client, namespace, "prioritized", max_reads=0, tags=["kind"])
-    for number in range(6):
-        stream.put(numbered(number), priority=1.0, tags={"kind": "heavy"})
-    for number in (6, 7):
-        stream.put(numbered(number), priority=1e-50, tags={"kind": "light"})
-    stream.take(1, timeout=0, where={"kind": "light"}).ack()  # at 1e30, behind all heavy ones
-    first: Counter[int] = Counter()
-    for _ in range(400):
-        with stream.take(1, timeout=0) as lease:
-            first.update(numbers(lease))
-    check_frequencies(first, [1 / 6] * 6)
-    audit(stream)
-
-
-def test_groups_that_a_query_has_passed_over_in_vain_are_not_drawn_next(client, namespace, pages):
-    pages(matched=16, sample=32)
-    stream = stream_of(client, namespace, "uniform", max_reads=0, tags=["kind"])
-    stream.join_group()
-    for number in range(32):
-        stream.put(numbered(number), tags={"kind": "out" if number < 16 else "in"})
-    ready = f"{stream._task.store.keys.prefix}ready:default"
-    for seq in range(1, 17):  # as if all that do not match had been lucky
-        assert client.execute("ZADD", ready, "XX", "CH", seq * 1e-9, member_of(seq)) == 1
-    stream.take(1, timeout=0, where={"kind": "in"}).release()
-    assert set(numbers(stream.take(16, timeout=0))) != set(range(16))
 
 
 def test_sums_of_weights_forget_a_large_one(client, namespace):

@@ -284,6 +284,7 @@ class Model:
         acks: bool,
     ) -> None:
         least = 1 if fewer else count
+        query = None if self.order in DRAWN else query  # a draw takes none
         options: dict[str, Any] = {"at_least": least, "status": status, "where": query}
         stream, name = self.streams[consumer], CONSUMERS[consumer]
         if not self.exists:
@@ -318,7 +319,7 @@ class Model:
         assert [round(float(items[0].reward or 0)) for items in lease.groups()] == [
             self.facts[seq].number for seq in got
         ]
-        if self.order in DRAWN and options.get("where") is None:
+        if self.order in DRAWN:
             total = sum(map(self._weight, pool))
             assert lease.probabilities == pytest.approx(
                 [self._weight(seq) / total if total else 0.0 for seq in got]

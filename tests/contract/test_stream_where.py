@@ -1,140 +1,69 @@
-"""Queries count and select the groups that a plain evaluation in Python does, at a bounded cost.
+"""Queries find the groups that a plain evaluation in Python does, a page of groups at a time.
 
-The scripts' parts run here on pools that the test builds itself.
+A model test lets groups come and go between the pages of two takes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import Any
-from unittest.mock import patch
-from uuid import uuid4
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import redrb
+from redrb import BatchTimeout, ConfigError
 from redrb.connection import Client
 from redrb.errors import StoreError
 from redrb.keys import TaskKeys
 from redrb.lua.pages import PAGES
 from redrb.lua.scripts import Script, assemble, run
+from redrb.stream.take.calls import Finish, TakeReply
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.tags import tag_values
-from tests.servers import programs
+from tests.audit import audit
+from tests.page_trials.bench import put
+from tests.samples import numbered, numbers
+from tests.scenes import FOREVER_MS, Scene
 
 TAGS = ("score", "source", "solved")
-POOL = "default:aborted"
 
-COUNTED = """
-local commands, looked, served = 0, 0, redis
-local redis = {sha1hex = redis.sha1hex, call = function(name, ...)
-  local reply = served.call(name, ...)
-  commands = commands + 1
-  looked = looked + (name == 'ZRANGE' and #reply or 0)
-  return reply
-end}
-"""
+SEEDS = 4
+"""Games of the model test, for each order and page."""
 
-BODY = """
-local pool, names = ARGV[2], cjson.decode(ARGV[3])
-if ARGV[1] == 'put' then
-  for _, entry in ipairs(cjson.decode(ARGV[4])) do
-    redis.call('ZADD', key('ready', pool), entry.place, entry.member)
-    tag_in(pool, names, {entry.member}, {entry})
-  end
-elseif ARGV[1] == 'remove' then
-  local members = cjson.decode(ARGV[4])
-  redis.call('ZREM', key('ready', pool), unpack(members))
-  tag_out(pool, names, members)
-elseif ARGV[1] == 'count' then
-  return {count_where(pool, names, cjson.decode(ARGV[4])), commands, looked}
-elseif ARGV[1] == 'select' then
-  local found = select_where(pool, names, cjson.decode(ARGV[4]), tonumber(ARGV[5]))
-  return {found, commands, looked}
+EVALUATE = """
+known_rules = {names = cjson.decode(ARGV[1])}
+local query, found = read_query(ARGV[2]), {}
+for i = 3, #ARGV do
+  found[i - 2] = satisfies(query, unpack_facts(ARGV[i])) and 1 or 0
 end
+return found
 """
 
 
 @cache
-def script(chunk: int) -> Script:
-    with patch.dict(PAGES, matched=chunk):
-        text = COUNTED + assemble("test", "--@include where\n" + BODY).text
-    return Script(text, hashlib.sha1(text.encode()).hexdigest(), ())
+def script() -> Script:
+    return assemble("test", "--@include where\n" + EVALUATE)
 
 
-@dataclass
-class Pool:
-    """The waiting groups of one status and one consumer group, in Redis and in Python."""
-
-    client: Client
-    chunk: int = 1000
-    names: tuple[str, ...] = TAGS
-    keys: TaskKeys = field(default_factory=lambda: TaskKeys.of(uuid4().hex, "math"))
-    groups: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
-
-    def put(self, groups: Sequence[tuple[float, dict[str, Any]]]) -> None:
-        first = len(self.groups)
-        new = {f"{first + i:016}": group for i, group in enumerate(groups)}
-        self.groups |= new
-        for part in batched(list(new.items()), 1000):
-            entries = [
-                {"member": member, "place": place, "tags": self._indexed(tags)}
-                for member, (place, tags) in part
-            ]
-            self._run("put", entries)
-
-    def _indexed(self, tags: dict[str, Any]) -> dict[str, Any]:
-        values = zip(self.names, tag_values(self.names, [], tags), strict=True)
-        return {name: value for name, value in values if value is not None}
-
-    def remove(self, members: Sequence[str]) -> None:
-        self._run("remove", list(members))
-        for member in members:
-            del self.groups[member]
-
-    def count(self, where: Any) -> int:
-        return self.cost_of_count(where)[0]
-
-    def select(self, where: Any, n: int) -> list[str]:
-        return self.cost_of_select(where, n)[0]
-
-    def cost_of_count(self, where: Any) -> tuple[int, int, int]:
-        """Return the count, and how many commands and members it took."""
-        return tuple(self._run("count", self._parsed(where)))
-
-    def cost_of_select(self, where: Any, n: int) -> tuple[list[str], int, int]:
-        found, commands, looked = self._run("select", self._parsed(where), n)
-        return [member.decode() for member in found], commands, looked
-
-    def matching(self, where: Any) -> list[str]:
-        """Return what a query means: the members that match, in the pool's order."""
-        ordered = sorted(self.groups, key=lambda member: (self.groups[member][0], member))
-        return [member for member in ordered if matches(where, self.groups[member][1])]
-
-    def check(self, where: Any, *counts: int) -> None:
-        expected = self.matching(where)
-        assert self.count(where) == len(expected)
-        for n in counts:
-            assert self.select(where, n) == expected[:n]
-
-    def _parsed(self, where: Any) -> Any:
-        return json.loads(parse_where(where, self.names) or '{"all":[]}')
-
-    def _run(self, action: str, data: Any, *more: int) -> Any:
-        arguments = [action, POOL, json.dumps(self.names), json.dumps(data, ensure_ascii=False)]
-        return run(self.client, script(self.chunk), [self.keys.stream], [*arguments, *more])
-
-
-def batched(entries: list[Any], size: int) -> list[list[Any]]:
-    return [entries[first : first + size] for first in range(0, len(entries), size)]
+def matching(client: Client, groups: Sequence[dict[str, Any]], where: Any) -> list[int]:
+    """Return the places of the groups whose tags satisfy a query, by the scripts."""
+    facts = []
+    for tags in groups:
+        values = zip(TAGS, tag_values(TAGS, [], tags), strict=True)
+        of_group = {name: value for name, value in values if value is not None}
+        facts.append(msgspec.msgpack.encode({"size": 1, "tags": of_group} if of_group else {}))
+    query = parse_where(where, TAGS) or '{"all":[]}'
+    stream = TaskKeys.of("none", "math").stream
+    found = run(client, script(), [stream], [json.dumps(TAGS), query, *facts])
+    return [place for place, each in enumerate(found) if each]
 
 
 def matches(where: Any, tags: dict[str, Any]) -> bool:
@@ -203,229 +132,302 @@ QUERIES = st.recursive(
     ),
     max_leaves=6,
 )
-GROUPS = st.tuples(
-    st.sampled_from([-1.0, 0.0, 0.5, 7.0, float(2**52)]),
-    st.fixed_dictionaries({}, optional=dict.fromkeys(TAGS, VALUES)),
-)
+TAGGED = st.fixed_dictionaries({}, optional=dict.fromkeys(TAGS, VALUES))
+PLENTY = {"deadline": None, "derandomize": True}
+SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@given(
-    groups=st.lists(GROUPS, max_size=40),
-    removed=st.sets(st.integers(0, 39)),
-    queries=st.lists(QUERIES, min_size=1, max_size=4),
-    chunk=st.sampled_from([3, 1000]),
-)
-@settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_every_query_finds_the_groups_that_a_plain_evaluation_finds(
-    client, groups, removed, queries, chunk
-):
-    pool = Pool(client, chunk)
-    pool.put(groups)
-    if gone := [f"{number:016}" for number in removed if number < len(groups)]:
-        pool.remove(gone)
+@given(groups=st.lists(TAGGED, max_size=40), queries=st.lists(QUERIES, min_size=1, max_size=4))
+@settings(max_examples=200, suppress_health_check=SHARED, **PLENTY)
+def test_every_query_finds_the_groups_that_a_plain_evaluation_finds(client, groups, queries):
     for where in queries:
-        pool.check(where, 1, 4, 50)
+        expected = [place for place, tags in enumerate(groups) if matches(where, tags)]
+        assert matching(client, groups, where) == expected
 
 
 def test_numbers_strings_and_missing_tags_differ(client):
-    pool = Pool(client)
-    pool.put(
-        [(0, {"source": value}) for value in ("math", 1, "1", True, 1e299, "code")] + [(0, {})]
-    )
-    assert pool.count({"source": 1}) == 2
-    assert pool.count({"source": "1"}) == 1
-    assert pool.count({"source_gte": -1e299}) == 3
-    assert pool.count({"source_ne": "math"}) == 6
-    assert pool.count({"source_not_in": ["math", 1]}) == 4
-    assert pool.count({"source": "unknown"}) == 0
-    assert pool.count({"source_ne": "unknown"}) == 7
-    assert pool.count({"score": 1}) == 0
-    assert pool.count({"score_ne": 1}) == 7
-    assert pool.select({"source_ne": "math"}, 3) == [f"{n:016}" for n in (1, 2, 3)]
+    values = ("math", 1, "1", True, 1e299, "code")
+    groups: list[dict[str, Any]] = [*({"source": value} for value in values), {}]
+    for where, expected in (
+        ({"source": 1}, [1, 3]),
+        ({"source": "1"}, [2]),
+        ({"source_gte": -1e299}, [1, 3, 4]),
+        ({"source_ne": "math"}, [1, 2, 3, 4, 5, 6]),
+        ({"source_not_in": ["math", 1]}, [2, 4, 5, 6]),
+        ({"source": "unknown"}, []),
+        ({"source_ne": "unknown"}, list(range(7))),
+        ({"score": 1}, []),
+        ({"score_ne": 1}, list(range(7))),
+    ):
+        assert matching(client, groups, where) == expected, where
 
 
 def test_numbers_are_compared_to_the_last_digit(client):
-    pool = Pool(client)
-    pool.put([(0, {"score": value}) for value in (0.3, 0.1 + 0.2, 2**53, 2**53 - 1, 5e-324)])
-    assert pool.select({"score": 0.3}, 9) == [f"{0:016}"]
-    assert pool.select({"score_gt": 0.3, "score_lt": 1}, 9) == [f"{1:016}"]
-    assert pool.select({"score_gte": 2**53}, 9) == [f"{2:016}"]
-    assert pool.select({"score_gt": 0, "score_lt": 1e-300}, 9) == [f"{4:016}"]
+    groups = [{"score": value} for value in (0.3, 0.1 + 0.2, 2**53, 2**53 - 1, 5e-324)]
+    assert matching(client, groups, {"score": 0.3}) == [0]
+    assert matching(client, groups, {"score_gt": 0.3, "score_lt": 1}) == [1]
+    assert matching(client, groups, {"score_gte": 2**53}) == [2]
+    assert matching(client, groups, {"score_gt": 0, "score_lt": 1e-300}) == [4]
 
 
-def test_a_pool_without_an_index_for_the_query_is_scanned_once(client):
-    pool = Pool(client, chunk=8)
-    pool.put([(0, {"source": "math"} if n % 2 else {}) for n in range(50)])
-    where = {"source_ne": "math", "score_ne": 1}
-    chosen, _, looked = pool.cost_of_select(where, 40)
-    assert chosen == pool.matching(where)
-    assert looked == 50
-
-
-def test_queries_write_nothing(client):
-    pool = Pool(client)
-    pool.put([(0, {"source": "math", "score": 1})])
-    before = stored(client, pool)
-    for where in ({"source": "unknown"}, {"$or": [{"source": "new"}, {"score_gt": 0}]}):
-        pool.count(where)
-        pool.select(where, 1)
-    assert stored(client, pool) == before
-
-
-def test_a_pool_leaves_nothing_behind_when_its_groups_are_gone(client):
-    pool = Pool(client)
-    pool.put([(0, {"source": "math", "score": n}) for n in range(2500)])
-    for part in batched(list(pool.groups), 2000):
-        pool.remove(part)
-    assert stored(client, pool) == set()
-
-
-def test_a_tag_that_the_task_does_not_declare_is_an_error(client):
-    pool = Pool(client)
-    pool.put([(0, {"source": "math"})])
-    asked = json.dumps({"tag": "other", "values": ["math"], "inverted": False})
+def test_a_tag_that_the_task_does_not_declare_is_an_error(client, namespace):
+    scene = Scene(client, namespace, 1, {"tags": ["source"]})
+    scene.fill(tags={"source": "math"})
     with pytest.raises(StoreError, match="no longer declares the tag other"):
-        run(
-            client, script(1000), [pool.keys.stream],
-            ["count", POOL, json.dumps(TAGS), asked],
-        )  # fmt: skip
+        scene.take("a", 1, where=json.dumps({"tag": "other", "values": ["x"], "inverted": False}))
+    scene.stream.close()
 
 
-def stored(client: Client, pool: Pool) -> set[str]:
-    return {key.decode() for key in client.execute("KEYS", f"{glob(pool.keys.prefix)}*")}
+@dataclass
+class Held:
+    """A group of the model: where it waits, and what it is leased by."""
+
+    tags: dict[str, Any]
+    key: float
+    waiting: bool = True
+    moves: int = 0
 
 
-def glob(prefix: str) -> str:
-    return prefix.replace("{", "?").replace("}", "?")
+@dataclass
+class Taker:
+    """A take of the model, which goes on page by page."""
+
+    name: str
+    where: dict[str, Any]
+    need: int
+    waits: bool
+    search: Any = None
+    began: dict[int, int] | None = None
+    done: bool = False
 
 
-@pytest.fixture(scope="module", params=list(programs()))
-def pools(request, server_urls):
-    """Pools of 1,000 and 20,000 groups on each real server, which tests only read."""
-    with redrb.connect(server_urls(request.param)) as client:
-        yield crowded(Pool(client), 1000), crowded(Pool(client), 20_000)
+@dataclass
+class Model:
+    """A task in Redis and in Python, and two takes with a query."""
 
+    scene: Scene
+    order: str
+    groups: dict[int, Held] = field(default_factory=dict)
+    leases: list[tuple[tuple[str, str, str, str], int]] = field(default_factory=list)
+    names: Any = field(default_factory=count)
 
-def crowded(pool: Pool, size: int) -> Pool:
-    """Fill a pool: `score` from 0 to 1, 20 rare sources at the end, every second one solved."""
-    dice = random.Random(size)
-    sources = ["math"] * (size - 20) + ["rare"] * 20
-    pool.put(
-        [
-            (i, {"score": dice.random(), "source": source, "solved": i % 2})
-            for i, source in enumerate(sources)
-        ]
-    )
-    return pool
-
-
-RARE = {"source": "rare"}
-HALF = {"solved": True}
-HIGH = {"score_gt": 0.5}
-CHEAP_COUNTS = [
-    RARE,
-    HALF,
-    {"score_between": [0.2, 0.7]},
-    {"score_gte": 0.2, "score_lt": 0.7},
-    {"source_ne": "math"},
-    {"$or": [{"score_lt": 0.1}, {"score_gt": 0.2}]},
-]
-SELECTIVE = [
-    RARE | HALF,
-    RARE | HIGH | HALF,
-    {"source_ne": "math", "solved_ne": 1},
-    {"$or": [RARE | HALF, RARE | HIGH]},
-    {"$and": [{"$or": [RARE, {"score": 2}]}, HALF]},
-]
-UNSELECTIVE = [
-    HALF,
-    HIGH,
-    HALF | HIGH,
-    {"$or": [HALF, HIGH]},
-    {"source_ne": "rare"},
-    {"source": "math"},
-]
-
-
-@pytest.mark.long
-def test_conditions_on_one_tag_are_counted_without_looking_at_a_group(pools):
-    for where in CHEAP_COUNTS:
-        (some, commands, looked), (many, at_more, looked_more) = (
-            pool.cost_of_count(where) for pool in pools
+    def put(self, tags: dict[str, Any], rank: float) -> None:
+        (seq,) = self.scene.stream.put(
+            numbered(0), tags=tags, priority=rank, policy_version=int(rank)
         )
-        assert [some, many] == [len(pool.matching(where)) for pool in pools]
-        assert commands == at_more <= 8
-        assert looked == looked_more == 0
+        self.groups[seq] = Held(tags, self._key(seq, rank))
 
+    def _key(self, seq: int, rank: float) -> float:
+        keys = {"fifo": seq, "lifo": -seq, "stalest": rank, "freshest": -rank, "priority": -rank}
+        return keys[self.order]
 
-@pytest.mark.long
-def test_a_selective_query_costs_as_much_as_its_rarest_condition_matches(pools):
-    for where in SELECTIVE:
-        for pool in pools:
-            expected = pool.matching(where)
-            count, commands, looked = pool.cost_of_count(where)
-            assert count == len(expected)
-            assert looked <= 40
-            assert commands <= 40
-            chosen, commands, looked = pool.cost_of_select(where, 8)
-            assert chosen == expected[:8]
-            assert looked <= 80
-            assert commands <= 60
+    def rescore(self, number: int, rank: float) -> None:
+        """Change the place of a group that waits, where the order can, often of a match."""
+        waiting = self.true_matches(SOLVED[0] if number % 2 else {})
+        if self.order == "priority" and waiting:
+            seq = waiting[number % len(waiting)]
+            self.scene.stream.update_priority([seq], [rank])
+            self.groups[seq].key = self._key(seq, rank)
+            self.groups[seq].moves += 1
 
+    def rival(self, matching: bool) -> None:
+        """Let another consumer lease the first group, or the first that matches."""
+        where = SOLVED[0] if matching else {}
+        taking = self.scene.taking(f"rival{next(self.names)}", 1, where=parse_where(where, TAGS))
+        reply = self.scene.run(taking)
+        while reply.outcome == "more":
+            reply = self.scene.run(msgspec.structs.replace(taking, search=reply.search))
+        if reply.outcome == "taken":
+            seq = self.true_matches(where)[0]
+            self.groups[seq].waiting = False
+            lease = (taking.group, taking.consumer, taking.slot, taking.token)
+            self.leases.append((lease, seq))
 
-@pytest.mark.long
-def test_an_unselective_query_looks_at_the_front_of_the_pool(pools):
-    for where in UNSELECTIVE:
-        for pool in pools:
-            chosen, commands, looked = pool.cost_of_select(where, 32)
-            assert chosen == pool.matching(where)[:32]
-            assert looked <= 32 * 2 * 6
-            assert commands <= 40
+    def release(self) -> None:
+        """Let the rival requeue a group."""
+        if self.leases:
+            lease, seq = self.leases.pop(0)
+            assert self.scene.run(Finish(*lease, "release", [str(seq)])) == "ok"
+            self.groups[seq].waiting = True
+            self.groups[seq].moves += 1
 
-
-@pytest.mark.long
-def test_the_negation_is_counted_where_that_is_cheaper(pools):
-    where = {"$or": [{"source": "math"}, {"solved_ne": 1, "score_gt": 2}]}
-    for pool in pools:
-        count, _, looked = pool.cost_of_count(where)
-        assert count == len(pool.matching(where))
-        assert looked <= 20
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [1000, 20_000])
-def test_a_front_without_matches_costs_at_most_as_much_again(real_url, size):
-    """Each condition holds for 600 groups, and both together for 300 at the very end."""
-    where = {"score": 8, "solved": 4}
-    with redrb.connect(real_url) as client:
-        pool = crowded(Pool(client), size)
-        pool.put(
-            [(size + i, {"score": 7 + (i >= 300), "solved": 3 + (i < 600)}) for i in range(900)]
-        )
-        chosen, _, looked = pool.cost_of_select(where, 400)
-        assert chosen == pool.matching(where)
-        assert len(chosen) == 300
-        assert looked <= 2 * 600
-
-
-@pytest.mark.long
-def test_many_groups_in_many_parts_are_selected_in_order(real_url):
-    """More than one part of a sorted set, ties in the order, and more wanted than match."""
-    dice = random.Random(1)
-    with redrb.connect(real_url) as client:
-        pool = crowded(Pool(client), 20_000)
-        scored = [
-            {"score": 3 + dice.randrange(4), "source": dice.choice("abc")} for _ in range(9000)
+    def true_matches(self, where: dict[str, Any]) -> list[int]:
+        """Return the groups that wait and match, in the task's order."""
+        found = [
+            (each.key, seq)
+            for seq, each in self.groups.items()
+            if each.waiting and matches(where, each.tags)
         ]
-        pool.put([(dice.randrange(-50, 0), tags) for tags in scored])
-        for where in (
-            {"score_gte": 3, "source": "a"},
-            {"$or": [{"score": 3}, {"source_in": ["a", "b"]}]},
-            {"score_gt": 3, "source_ne": "a"},
-        ):
-            pool.check(where, 1, 2500, 9000)
+        return [seq for _, seq in sorted(found)]
+
+    def ask(self, taker: Taker) -> TakeReply:
+        """Run one call of a take, and check what it replies."""
+        query = parse_where(taker.where, TAGS) or '{"all":[]}'
+        taking = self.scene.taking(
+            f"taker{next(self.names)}",
+            taker.need,
+            ttl_ms=FOREVER_MS if taker.waits else 0,
+            where=query,
+        )
+        if taker.search is None:
+            taker.began = {seq: each.moves for seq, each in self.groups.items() if each.waiting}
+        call = msgspec.structs.replace(taking, waiter=taker.name, search=taker.search)
+        reply = self.scene.run(call)
+        expected = self.true_matches(taker.where)
+        began, taker.search = taker.began or {}, reply.search
+        stable = [seq for seq in expected if began.get(seq) == self.groups[seq].moves]
+        if reply.outcome == "taken":
+            leased = self.leased(call.slot, reply)
+            assert len(leased) == taker.need
+            assert set(leased) <= set(expected)
+            first = [seq for seq in leased if seq in stable]
+            assert first == stable[: len(first)]
+            for seq in leased:
+                self.groups[seq].waiting = False
+            taker.done = True
+        elif reply.outcome == "short":
+            assert len(stable) < taker.need
+            if taker.waits:  # nothing else would wake it
+                assert len(expected) < taker.need
+                assert float(self.counted(query)) >= len(expected)
+            else:
+                taker.done = True
+        else:
+            assert reply.outcome == "more"
+        return reply
+
+    def counted(self, query: str) -> bytes:
+        """Return how many matches puts have counted at most."""
+        prefix = self.scene.stream._task.store.keys.prefix
+        state: bytes = self.scene.client.execute("HGET", f"{prefix}queries:default", query)
+        return state.partition(b" ")[0]
+
+    def leased(self, slot: str, reply: TakeReply) -> list[int]:
+        stream = self.scene.stream._task.store.keys.stream
+        pending = self.scene.client.execute("XPENDING", stream, "default", "-", "+", 100, slot)
+        ids = [int(entry[0].rpartition(b"-")[2]) for entry in pending]
+        assert not reply.members or sorted(map(int, reply.members)) == ids
+        return [int(member) for member in reply.members] or ids
+
+    def finish(self, taker: Taker) -> None:
+        """Ask until the take ends or waits: without changes it finds what there is.
+
+        One that does not wait need not meet what came in front of its place.
+        """
+        expected, missed = self.true_matches(taker.where), taker.search and not taker.waits
+        for _ in range(200):
+            reply = self.ask(taker)
+            if reply.outcome != "more":
+                break
+        assert missed or reply.outcome == ("taken" if len(expected) >= taker.need else "short")
+
+
+SOLVED = [{"solved": True}, {"$or": [{"solved": 1}, {"score_gt": 0.5}]}, {"source_ne": "math"}]
+
+
+def play(model: Model, dice: random.Random) -> None:
+    """Let groups come and go, while two takes look for some, often for the same."""
+
+    def arrive() -> None:
+        solved = dice.random() < 0.15
+        model.put({"solved": solved, "source": "code" if solved else "math"}, dice.randrange(3))
+
+    def begin(number: int) -> Taker:
+        where = SOLVED[0] if dice.random() < 0.6 else dice.choice(SOLVED)
+        return Taker(f"w{number}", where, dice.randint(1, 3), dice.random() < 0.7)
+
+    for _ in range(dice.randrange(16)):
+        arrive()
+    takers = [begin(0), begin(1)]
+    for _ in range(60):
+        chance = dice.random()
+        if chance < 0.2:
+            arrive()
+        elif chance < 0.35:
+            model.rescore(dice.randrange(99), dice.randrange(3))
+        elif chance < 0.42:
+            model.rival(dice.random() < 0.5)
+        elif chance < 0.5:
+            model.release()
+        else:
+            number = dice.randrange(2)
+            model.ask(takers[number])
+            if takers[number].done:
+                takers[number] = begin(number)
+    for taker in takers:
+        model.finish(taker)
+    audit(model.scene.stream)
+    model.scene.stream.close()
+
+
+@pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "freshest", "priority"])
+@pytest.mark.parametrize("page", [3, PAGES["matched"]])
+@pytest.mark.usefixtures("no_heartbeats")
+def test_takes_find_what_waits_while_groups_come_and_go(client, namespace, pages, page, order):
+    pages(matched=page)
+    settings = {"order": order, "tags": list(TAGS), "checks": ()}
+    for seed in range(SEEDS):
+        scene = Scene(client, f"{namespace}{seed}", 0, settings)
+        play(Model(scene, order), random.Random(f"{order} {page} {seed}"))
+
+
+@pytest.mark.parametrize("groups", [1, 3, 4, 300])
+def test_a_match_behind_all_others_is_found(open_stream, pages, groups):
+    """A page, one more, and a hundred pages; all or nothing; a take that waits looks at no more."""
+    pages(matched=3)
+    stream = open_stream(tags=["kind"])
+    stream.join_group()
+    put(stream, groups - 1, tags={"kind": "common"})
+    put(stream, 1, first=groups - 1, tags={"kind": "rare"})
+    assert stream.count(where={"kind": "rare"}) == 1
+    assert stream.count(where={"kind_ne": "rare"}) == groups - 1
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(2, timeout=0, where={"kind": "rare"})
+    assert (caught.value.available, caught.value.fates["unmatched"]) == (1, groups - 1)
+    assert numbers(stream.take(2, timeout=0, at_least=1, where={"kind": "rare"})) == [groups - 1]
+    assert stream.count() == groups - 1
+
+
+@pytest.mark.parametrize("groups", [3, 300])
+def test_partitions_find_a_match_behind_all_others(open_stream, pages, groups):
+    pages(matched=3)
+    stream = open_stream(tags=["kind"], partitions=2)
+    stream.join_group()
+    put(stream, 2 * groups, tags={"kind": "common"})
+    put(stream, 2, first=2 * groups, tags={"kind": "rare"})
+    assert stream.count(where={"kind": "rare"}) == 2
+    lease = stream.take(2, timeout=0, where={"kind": "rare"})
+    assert sorted(numbers(lease)) == [2 * groups, 2 * groups + 1]
+
+
+def test_a_take_that_waits_looks_at_no_group_again(client, namespace, pages, no_heartbeats):
+    """Neither when it asks again, nor at the puts of others; only when enough have come."""
+    pages(matched=10)
+    scene = Scene(client, namespace, 200, {"tags": ["kind"]})
+    scene.fill(tags={"kind": 0})
+    query = parse_where({"kind": 1}, ["kind"])
+    taking = scene.taking("a", 2, ttl_ms=FOREVER_MS, where=query)
+    calls = 0
+    while (reply := scene.run(taking)).outcome == "more":
+        taking, calls = msgspec.structs.replace(taking, search=reply.search), calls + 1
+    assert (reply.outcome, reply.amount, calls) == ("short", 0, 20)
+    again = msgspec.structs.replace(taking, search=None)
+    scene.fill(1, tags={"kind": 1})
+    assert scene.run(again).amount == 1
+    assert not client.execute("EXISTS", f"{scene.stream._task.store.keys.prefix}wake:a.w")
+    scene.fill(1, tags={"kind": 1})
+    assert client.execute("EXISTS", f"{scene.stream._task.store.keys.prefix}wake:a.w")
+    assert scene.run(again).outcome == "more"
+
+
+@pytest.mark.parametrize("order", ["uniform", "prioritized"])
+def test_a_query_of_an_order_that_draws_is_refused(client, namespace, order):
+    scene = Scene(client, namespace, 4, {"order": order, "tags": ["kind"]})
+    scene.fill(tags={"kind": 1}, priority=1.0)
+    assert scene.stream.count(where={"kind": 1}) == 4
+    with pytest.raises(ConfigError, match="draws its groups"):
+        scene.stream.take(1, timeout=0, where={"kind": 1})
+    query = parse_where({"kind": 1}, ["kind"])
+    for ttl_ms in (0, FOREVER_MS):  # of a process that does not know the order
+        assert scene.take("a", 1, ttl_ms=ttl_ms, where=query).outcome == "drawn"
+    scene.stream.close()

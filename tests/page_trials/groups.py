@@ -251,24 +251,6 @@ def matched(bench: Bench, count: int) -> None:
     taken.ack()
 
 
-def drawn_with_a_query(bench: Bench, count: int) -> None:
-    """Draws take each match once, whether matches are rare or common, and then all others."""
-    stream = bench.open(order="uniform", tags=["kind"])
-    stream.join_group()
-    for kind in (0, 1):
-        put(stream, count, first=kind * count, tags={"kind": kind})
-    drawn = []
-    for _ in range(count):
-        lease = stream.take(1, timeout=0, where={"kind": 1})
-        drawn += numbers(lease)
-        lease.ack()
-    assert sorted(drawn) == list(range(count, 2 * count))
-    audit(stream)
-    lease = stream.take(count, timeout=0)
-    assert sorted(numbers(lease)) == list(range(count))
-    lease.ack()
-
-
 def priorities_changed(bench: Bench, count: int) -> None:
     """All groups get another priority."""
     stream = bench.open(order="priority")

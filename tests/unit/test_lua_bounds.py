@@ -34,13 +34,7 @@ CONSTANTS = {
     "include/scores": {"1e100": "largest weight, as in redrb/stream/orders"},
     "include/staleness": {"1023": "largest staleness that is counted by itself"},
     "include/staleness_counts": {"32": "largest staleness that is counted by itself in a report"},
-    "include/tags": {
-        "13": "digits of a SHA-1",
-        "14": "digits of a SHA-1",
-        "16": "base of hexadecimal digits",
-        "52": "bits of a fraction",
-        "1000": "power of two beyond all numbers",
-    },
+    "include/search": {"1000000": "microseconds of a second"},
     "include/table": {"1000": "microseconds of a millisecond"},
     "include/records": {
         "15": "most elements of a short array of msgpack",

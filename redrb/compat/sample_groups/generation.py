@@ -17,6 +17,7 @@ from redrb.compat.sample_groups.packing import FORMAT, group_index, number, pack
 from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
+from redrb.stream.task.queries import MOST_VALUES
 from redrb.unpacking import Reading
 
 _log = logging.getLogger("redrb")
@@ -34,14 +35,14 @@ class HandedOut(NamedTuple):
     Attributes:
         lease, id, stream: Its entry.
         saves: The saves before it was handed out.
-        content: The lease on what was generated of it before.
+        content: The lease on what was generated of it before, and the id there.
     """
 
     lease: Lease
     id: int
     stream: ExperienceStream
     saves: int = 0
-    content: Lease | None = None
+    content: tuple[Lease, int] | None = None
 
 
 class Generation:
@@ -72,15 +73,14 @@ class Generation:
         """
         groups: list[list[Any]] = []
         while True:
-            contents = self.returned.count(where=_CONTENTS)
+            found: list[tuple[list[Any], HandedOut]] = []
             for seq, items, lease in self._take(self.returned, count - len(groups), _ENTRIES):
                 group = self._unpack(items)
                 number(group, _FIRST_NUMBER + seq)
-                entry = HandedOut(lease, seq, self.returned)
-                groups.append(self._note(group, entry, contents))
-            for seq, items, lease in self._take(self.prompts, count - len(groups)):
-                entry = HandedOut(lease, seq, self.prompts)
-                groups.append(self._note(prompt(_place(items)), entry, contents))
+                found.append((group, HandedOut(lease, seq, self.returned)))
+            for seq, items, lease in self._take(self.prompts, count - len(groups) - len(found)):
+                found.append((prompt(_place(items)), HandedOut(lease, seq, self.prompts)))
+            groups += self._note(found)
             if len(groups) >= count:
                 return groups
             self.prompts.store_next(_entry_at, count - len(groups))
@@ -150,7 +150,7 @@ class Generation:
     def load(self) -> None:
         """Requeue all groups, and end contents whose entries are gone."""
         release_all(entry.lease for entry in self._handed.values())
-        release_all(entry.content for entry in self._handed.values() if entry.content)
+        release_all(entry.content[0] for entry in self._handed.values() if entry.content)
         self._handed.clear()
         orphans = list(self._take(self.returned, self.returned.count(where=_CONTENTS), _CONTENTS))
         for seq, items, lease in orphans:
@@ -162,7 +162,7 @@ class Generation:
                 release(lease, [seq])
 
     def _take(
-        self, stream: ExperienceStream, count: int, where: Mapping[str, int] | None = None
+        self, stream: ExperienceStream, count: int, where: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[int, list[BufferItem], Lease]]:
         """Yield id, items and lease of groups that wait, at most `count`."""
         waiting = min(count, stream.count(where=where)) if count else 0
@@ -174,22 +174,37 @@ class Generation:
             for seq, items in zip(lease.ids, lease.groups(), strict=True):
                 yield seq, items, lease
 
-    def _note(self, group: list[Any], entry: HandedOut, contents: int) -> list[Any]:
-        """Note an entry that is handed out; returns its group, with what was generated before."""
-        found = list(self._take(self.returned, contents, {"of": _entry_of(entry)}))
-        for seq, _, lease in found[:-1]:  # a process died before it had ended these
-            acknowledge(lease, self.returned, [seq])
-        content = None
-        if found:
-            _, items, content = found[-1]
-            group = self._unpack(items)
-        entry = entry._replace(saves=self._saves, content=content)
-        self._handed[group_index(group)] = entry
-        return group
+    def _note(self, found: Sequence[tuple[list[Any], HandedOut]]) -> list[list[Any]]:
+        """Note entries that are handed out; returns their groups, as generated before."""
+        groups = []
+        contents = self._contents_of([entry for _, entry in found])
+        for first, entry in found:
+            group, content = first, None
+            for seq, items, lease in contents.get(_entry_of(entry), ()):
+                if content is not None:  # a process died before it had ended this one
+                    acknowledge(content[0], self.returned, [content[1]])
+                group, content = self._unpack(items), (lease, seq)
+            self._handed[group_index(group)] = entry._replace(saves=self._saves, content=content)
+            groups.append(group)
+        return groups
+
+    def _contents_of(
+        self, entries: Sequence[HandedOut]
+    ) -> dict[int, list[tuple[int, list[BufferItem], Lease]]]:
+        """Lease what was generated of entries, by entry: of all with one look at what is stored."""
+        found: dict[int, list[tuple[int, list[BufferItem], Lease]]] = {}
+        most = self.returned.count(where=_CONTENTS) if entries else 0
+        names = [_entry_of(entry) for entry in entries] if most else []
+        for first in range(0, len(names), MOST_VALUES):
+            where = {"of": {"$in": names[first : first + MOST_VALUES]}}
+            for each in self._take(self.returned, most, where):
+                found.setdefault(int(each[1][0].tags["of"]), []).append(each)
+        return found
 
     def _end_content(self, entry: HandedOut | None) -> None:
         if entry is not None and entry.content is not None:
-            acknowledge(entry.content, self.returned)
+            lease, seq = entry.content
+            acknowledge(lease, self.returned, [seq])
 
 
 def _entry_at(number: int) -> list[BufferItem]:

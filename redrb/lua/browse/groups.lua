@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    the call `Browse` of redrb/watch/groups/calls.py
 -- Returns its reply, and behind it the facts of each group, '' where there are none
---@include task facts tags pools pending plan where put_record
+--@include task facts pools pending where put_record
 
 local ask = cmsgpack.unpack(ARGV[1])
 local group, source, at = ask.group, ask.source, ask.place
@@ -11,7 +11,7 @@ if not exists() then
 end
 local rule = rules()
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
-local query = ask.where ~= '' and resolve(rule.names, cjson.decode(ask.where))
+local query = ask.where ~= '' and read_query(ask.where)
 local pool = key('ready', pool_of(group, source))
 local by_facts = not joined and source -- its pools do not exist: the groups that it would find
 if source == 'stalest' then
@@ -80,10 +80,7 @@ local function matches(facts)
   if by_facts and facts.status ~= source then
     return false
   end
-  for _, leaf in ipairs(query and query.leaves or {}) do
-    leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
-  end
-  return not query or satisfies(query.root, 1)
+  return not query or satisfies(query, facts)
 end
 
 -- The state of a group, and what belongs to it.

@@ -55,7 +55,7 @@ local function missing_groups(now)
     look(group, redis.call('ZCARD', key('ready', group)))
     local queries = queries_of(group)
     for i = 1, #queries, 2 do
-      look(queue_of(group, queries[i]), tonumber(queries[i + 1]))
+      look(queue_of(group, queries[i]), (state_of_query(queries[i + 1])) or 0)
     end
   end
   return missing

@@ -6,18 +6,14 @@
 -- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
 -- whatever a process gives that opens the task (order, tags and partitions are not among them, because a
 -- process works by them itself); the field generation counts the changes.
---@include task clock facts settings waking waiters queries indexes
+--@include task clock facts settings waking waiters queries
 
 local HIDDEN = {format = true, sampled = true, partitions = true}
 
--- Whether a value of a setting would need a look at groups that are stored: they are sorted by the order, and
--- indexed by the tags, that the task had when they were put.
+-- Whether a value of a setting would need a look at groups that are stored: they are sorted by the order that
+-- the task had when they were put.
 local function needs_empty(name, value)
-  if name ~= 'order' and name ~= 'tags' then
-    return false
-  end
-  local stored = redis.call('HGET', task, name) or name == 'order' and 'fifo' or ''
-  return (value or name == 'order' and 'fifo' or '') ~= stored
+  return name == 'order' and (value or 'fifo') ~= (redis.call('HGET', task, 'order') or 'fifo')
     and redis.call('EXISTS', key('facts')) == 1 and redis.call('HEXISTS', task, 'rebuilt') == 0
 end
 
@@ -39,6 +35,15 @@ local function wake_all_queries()
         wake(queue_of(pool, queries[i]), math.huge, now_ms()) -- bound: PAGE.waiters
       end
       redis.call('UNLINK', key('queries', pool))
+    end
+  end
+end
+
+-- Delete an index of all pools that the task needs no more: a kind of sorted set.
+local function drop_index(kind)
+  for _, group in ipairs(groups()) do
+    for _, status in ipairs(STATUSES) do
+      redis.call('UNLINK', key(kind, pool_of(group, status)))
     end
   end
 end

@@ -1,8 +1,8 @@
 -- Adds groups to the pools in which they wait, and takes them out.
 --
 -- A pool holds the groups that wait for one consumer group in one status: ready:<pool> sorts them by
--- the task's order, versions:<pool> and newest:<pool> by policy version for expiry, tag:<pool>:<name>
--- by a tag. A leased group is in no pool.
+-- the task's order, versions:<pool> and newest:<pool> by policy version for expiry. A leased group is in no
+-- pool.
 --
 -- In a sampled order the score is a weight, and a group's place is clock + Exp(1) / weight, where
 -- clock is the place of the group taken last. Exponentials have no memory, so at any time the lowest
@@ -12,7 +12,7 @@
 -- Facts of a group of which only its arrival matters.
 local ARRIVED = {}
 
--- Facts of the groups that this script has let wait, by pool.
+-- The groups that this script has let wait, by pool.
 local entered = {}
 
 -- The pool in which a group waits if it waits: of the status it was moved to, else of its facts.
@@ -80,17 +80,13 @@ local function enter(group, pool, members, all)
   in_parts('ZADD', key('ready', pool), ready)
   in_parts('ZADD', key('versions', pool), versions)
   in_parts('ZADD', key('newest', pool), newest)
-  if #rule.names > 0 then
-    --@include tags
-    tag_in(pool, rule.names, members, all)
-  end
   if rule.sampled then
     --@include places
     weigh(pool, members, all, 1)
   end
   entered[pool] = entered[pool] or {}
-  for i = 1, #members do
-    table.insert(entered[pool], all[i])
+  for _, member in ipairs(members) do
+    table.insert(entered[pool], member)
   end
 end
 
@@ -112,10 +108,6 @@ local function withdraw(group, pool, members, all, lowest_of)
   end
   if rule.max_token_staleness then
     remove('newest')
-  end
-  if #rule.names > 0 then
-    --@include tags
-    tag_out(pool, rule.names, members)
   end
   if rule.sampled then
     --@include places

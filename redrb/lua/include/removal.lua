@@ -14,9 +14,6 @@ local function add_keys(group, names, plain, with_query)
     for _, kind in ipairs({'ready', 'versions', 'newest', 'mass', 'queries'}) do
       names[#names + 1] = key(kind, pool)
     end
-    for _, name in ipairs(rules().names) do
-      names[#names + 1] = key('tag', pool .. ':' .. name)
-    end
     local queries = queries_of(pool)
     for i = 1, #queries, 2 do
       with_query[#with_query + 1] = queue_of(pool, queries[i])

@@ -50,7 +50,6 @@ end
 local function names_of_keys()
   local names = {'stream', 'task', 'puts', 'facts', 'groups', 'dead', 'buried', 'sources',
     'refreshed'}
-  local tags = rules().names
   for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
     names[#names + 1] = 'sources:' .. origin
   end
@@ -64,9 +63,6 @@ local function names_of_keys()
       if redis.call('EXISTS', key('ready', pool)) == 1 then
         for _, kind in ipairs({'ready', 'versions', 'newest', 'mass'}) do
           names[#names + 1] = kind .. ':' .. pool
-        end
-        for _, tag in ipairs(tags) do
-          names[#names + 1] = 'tag:' .. pool .. ':' .. tag
         end
       end
     end

@@ -110,9 +110,9 @@ local function note_staleness(group, all)
   end
 end
 
--- Count the staleness of groups that are being taken, and add the weights by which they were drawn; a query
--- has `passed` groups over. Returns their facts, where these were read.
-local function note_taken(group, pool, found, weights, passed)
+-- Count the staleness of groups that are being taken, and add the weights by which they were drawn. Returns
+-- their facts, where these were read.
+local function note_taken(group, pool, found, weights)
   local rule = rules()
   if #found == 0 or not (rule.version or rule.sampled) then
     return nil
@@ -123,14 +123,14 @@ local function note_taken(group, pool, found, weights, passed)
   end
   if rule.sampled then
     --@include drawn
-    note_drawn(group, pool, found, all, weights, passed)
+    note_drawn(group, pool, found, all, weights)
   end
   return all
 end
 
 -- The reply to a take that an earlier attempt has done. Drawn groups are in the order of their weights,
 -- not in the order in which they were drawn.
-local function taken_before(pool, pending, where)
+local function taken_before(pool, pending)
   local entries, members, weights, total = {}, {}, {}, 0
   for i, entry in ipairs(pending) do
     local member = member_of(seq_of(entry[1]))
@@ -149,8 +149,7 @@ local function taken_before(pool, pending, where)
   end
   if rules().sampled then
     --@include places
-    total = total + mass_of(pool)
-    total = where == '' and string.format('%.17g', total) or 'nan'
+    total = string.format('%.17g', total + mass_of(pool))
   end
   return {outcome = 'taken', amount = #pending, members = members, weights = weights, total_weight = total}
 end

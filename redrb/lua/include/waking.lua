@@ -1,6 +1,6 @@
 -- Wakes the takes for which there are groups now, the puts for which there is room, and the makers for which
 -- there are rights.
---@include task clock facts pools capacity waiters where plan tags queries
+--@include task clock facts pools capacity waiters queries
 
 -- How many takes wait for a pool.
 local function queued_for(pool)
@@ -11,49 +11,39 @@ local function queued_for(pool)
   return queued
 end
 
--- Let a take wait for groups that match its query, of which it has found `matches`. Its queue expires
--- if nobody renews it.
-local function enqueue_query(pool, where, matches, ttl_ms)
-  local queue = queue_of(pool, where)
-  redis.call('HSET', key('queries', pool), where, matches)
-  redis.call('PEXPIRE', key('queue', queue), ttl_ms + WAKE_MS)
-  redis.call('PEXPIRE', key('needs', queue), ttl_ms + WAKE_MS)
-end
-
--- A take has leased some of the groups that match its query.
+-- A take has left the queue of its query, and has leased some of the groups that match it.
 local function leave_query(pool, where, leased)
-  local queries = key('queries', pool)
+  local matches, stamp = state_of_query(redis.call('HGET', key('queries', pool), where))
   if redis.call('EXISTS', key('queue', queue_of(pool, where))) == 0 then
-    redis.call('HDEL', queries, where)
-  elseif leased > 0 then
-    redis.call('HINCRBY', queries, where, -leased)
+    redis.call('HDEL', key('queries', pool), where)
+  elseif matches then
+    note_query(pool, where, math.max(matches - leased, 0), stamp)
   end
 end
 
--- How many of the groups with these facts match a query.
+-- How many groups match a query; `all` holds their facts.
 local function matches_among(all, where)
-  local found, query = 0, resolve(rules().names, cjson.decode(where))
+  --@include where
+  local found, query = 0, read_query(where)
   for _, facts in ipairs(all) do
-    for _, leaf in ipairs(query.leaves) do
-      leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
-    end
-    found = found + (satisfies(query.root, 1) and 1 or 0)
+    found = found + (satisfies(query, facts) and 1 or 0)
   end
   return found
 end
 
--- Wake takes of a pool that wait with a query. `all` holds the facts of groups that have just entered
--- the pool; without it, for another reason that takes may go on now, all queries are looked at.
-local function wake_queries(pool, now, all)
+-- Wake takes of a pool that wait with a query, after `members` have entered it; without them, for another
+-- reason that takes may go on now.
+local function wake_queries(pool, now, members)
   local queries = queries_of(pool)
+  local all = #queries > 0 and facts_of_all(members or {})
   for i = 1, #queries, 2 do
-    local where, matches = queries[i], tonumber(queries[i + 1])
+    local where, matches, stamp = queries[i], state_of_query(queries[i + 1])
     local queue = queue_of(pool, where)
-    local new = all and matches_among(all, where) or 0
-    if redis.call('EXISTS', key('queue', queue)) == 0 then -- its takes have died
+    local new = matches and matches_among(all, where) or 0
+    if not matches or redis.call('EXISTS', key('queue', queue)) == 0 then -- its takes have died
       redis.call('HDEL', key('queries', pool), where)
-    elseif new > 0 or not all then
-      redis.call('HINCRBY', key('queries', pool), where, new)
+    elseif new > 0 or not members then
+      note_query(pool, where, matches + new, stamp + new)
       wake(queue, matches + new, now)
     end
   end
@@ -76,9 +66,9 @@ local function wake_entered(now)
     return
   end
   now = now or now_ms()
-  for pool, all in pairs(entered) do
+  for pool, members in pairs(entered) do
     wake_pool(pool, now)
-    wake_queries(pool, now, all)
+    wake_queries(pool, now, members)
   end
 end
 
@@ -98,14 +88,12 @@ local function wake_room(now)
   wake_makers(now)
 end
 
--- After a take that finds too few groups has entered or left its queue: note the matches of its query, and
--- wake takes that need fewer groups, and makers whose groups the take waits for.
-local function wake_others(pool, where, matches, ttl_ms, now)
+-- After a take that finds too few groups has entered or left its queue: wake takes that need fewer groups,
+-- and makers whose groups the take waits for.
+local function wake_others(pool, where, ttl_ms, now)
   if where == '' then
     wake_pool(pool, now)
-  elseif ttl_ms > 0 then
-    enqueue_query(pool, where, matches, ttl_ms)
-  else
+  elseif ttl_ms == 0 then
     leave_query(pool, where, 0)
   end
   wake_makers(now)

@@ -64,7 +64,7 @@ local function sort_in(status, member, facts, packed)
 end
 
 local by_version = rule.max_staleness or rule.max_token_staleness
-if ask.status ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
+if ask.status ~= '' and rule.order == 'fifo' and not by_version then
   -- bound: entries of the put
   for i = 1, count do -- only their arrival matters
     sort_in(ask.status, member_of(before + i), ARRIVED, ARGV[1 + i] .. current)

@@ -24,25 +24,22 @@ if rule.unsorted then
   return cmsgpack.pack({outcome = 'more'})
 end
 local pool = pool_of(group, status)
-local queue = queue_of(pool, where)
-local free
-if where == '' then
+local free, rest = 0
+if where ~= '' and rule.sampled then
+  return cmsgpack.pack({outcome = 'drawn'})
+elseif ttl_ms == 0 then
+  dequeue(queue_of(pool, where), waiter)
+  leave_query(pool, where, 0)
+elseif where ~= '' then
+  --@include search
+  free, rest = search(pool, ask, most, now)
+  if not free then
+    return cmsgpack.pack({outcome = 'more', search = rest})
+  end
+else
   free = redis.call('ZCARD', key('ready', pool))
-  free = free - reserved_before(queue, waiter, now, free)
-else
-  --@include where
-  free = #select_where(pool, rule.names, cjson.decode(where), most)
-end
-if ttl_ms > 0 then
-  enqueue(queue, waiter, need, ttl_ms, now)
-  if where ~= '' then
-    enqueue_query(pool, where, free, ttl_ms)
-  end
-else
-  dequeue(queue, waiter)
-  if where ~= '' then
-    leave_query(pool, where, 0)
-  end
+  free = free - reserved_before(pool, waiter, now, free)
+  enqueue(pool, waiter, need, ttl_ms, now)
 end
 wake_pool(pool, now)
 return cmsgpack.pack({outcome = 'found', free = math.max(free, 0)})

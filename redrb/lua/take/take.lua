@@ -30,7 +30,7 @@ if not known then -- XREADGROUP follows all the same; its consumer is deleted wh
 elseif leased == token then
   --@include staleness
   local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
-  return cmsgpack.pack(taken_before(pool_of(group, status), held, where))
+  return cmsgpack.pack(taken_before(pool_of(group, status), held))
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return cmsgpack.pack({outcome = 'late'})
 end
@@ -83,12 +83,16 @@ if more then
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
-local queue, here, chosen, passed = pool
-if where ~= '' then
-  --@include draws queries
+local queue, here, chosen = pool
+if where ~= '' and rule.sampled then
+  return cmsgpack.pack({outcome = 'drawn'})
+elseif where ~= '' then
+  --@include search queries
   queue = queue_of(pool, where)
-  chosen, passed = first_where(group, pool, rule.names, cjson.decode(where), count)
-  here = #chosen
+  here, chosen = search(pool, ask, count, now)
+  if not here then
+    return cmsgpack.pack({outcome = 'more', expired = expired, search = chosen})
+  end
 else
   here = redis.call('ZCARD', key('ready', pool))
 end
@@ -106,12 +110,12 @@ if awaited and where == '' then
 end
 if free < least then
   --@include waiters waking
-  if ttl_ms > 0 then
-    enqueue(queue, waiter, count, ttl_ms, now)
-  else
+  if ttl_ms == 0 then
     dequeue(queue, waiter)
+  elseif where == '' then -- else it waits already
+    enqueue(queue, waiter, count, ttl_ms, now)
   end
-  wake_others(pool, where, here, ttl_ms, now)
+  wake_others(pool, where, ttl_ms, now)
   local others, fates = 0
   if ask.report then
     --@include ledger outcomes
@@ -123,8 +127,8 @@ if free < least then
 end
 local amount = math.min(count, free)
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
-local total = 'nan'
-if rule.sampled and where == '' then
+local total
+if rule.sampled then
   --@include places
   total = string.format('%.17g', mass_of(pool))
 end
@@ -135,7 +139,7 @@ repeat -- bound: groups of the request
   local all
   if rule.version or rule.sampled then
     --@include staleness
-    all = note_taken(group, pool, found, lease.weights, passed or {})
+    all = note_taken(group, pool, found, lease.weights)
   end
   withdraw(group, pool, found, all)
   claim_members(lease, found)

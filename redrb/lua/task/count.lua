@@ -1,30 +1,32 @@
--- Count the groups that wait in one status, for one consumer group. Writes nothing.
+-- Count the groups that wait in one status, for one consumer group: a page. Writes nothing.
 -- KEYS[1] stream
 -- ARGV    the call `Count` of redrb/stream/task/calls.py
 -- Returns its reply
---@include task facts tags where plan
+--@include task facts where
 
 local ask = cmsgpack.unpack(ARGV[1])
 local group, status, where = ask.group, ask.status, ask.where
-local pool, rule = pool_of(group, status), rules()
+local pool, found, query = pool_of(group, status), 0, nil
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
 if not exists() then
   return cmsgpack.pack({found = 0})
+elseif where ~= '' then
+  query = read_query(where)
 end
-local root = where ~= '' and cjson.decode(where)
-if joined then
-  local found = root and count_where(pool, rule.names, root) or redis.call('ZCARD', key('ready', pool))
-  return cmsgpack.pack({found = found})
+if joined and not query then
+  return cmsgpack.pack({found = redis.call('ZCARD', key('ready', pool))})
+elseif joined then
+  --@include looking
+  local place = look_behind(pool, ask.place, PAGE.matched, function(_, facts)
+    found = found + (satisfies(query, facts) and 1 or 0)
+  end)
+  return cmsgpack.pack({found = found, place = place})
 end
 
-local page, found = redis.call('HSCAN', key('facts'), ask.place, 'COUNT', PAGE.counted), 0
-local query = root and resolve(rule.names, root)
+local page = redis.call('HSCAN', key('facts'), ask.place, 'COUNT', PAGE.matched)
 for i = 1, #page[2], 2 do
   local facts = unpack_facts(page[2][i + 1])
-  for _, leaf in ipairs(query and query.leaves or {}) do
-    leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
-  end
-  if facts.status == status and (not query or satisfies(query.root, 1)) then
+  if facts.status == status and (not query or satisfies(query, facts)) then
     found = found + 1
   end
 end

@@ -70,7 +70,7 @@ for name, value in pairs(ask.implied) do
   if free and not learned[name] and not values[name] then
     values[name], implied[name] = value ~= '' and value, value ~= '' or nil
     if needs_empty(name, values[name]) then
-      differing[name] = redis.call('HGET', task, name) or name == 'order' and 'fifo' or ''
+      differing[name] = redis.call('HGET', task, name) or 'fifo'
     end
   end
 end

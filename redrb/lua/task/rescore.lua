@@ -30,4 +30,8 @@ for _, change in ipairs(ask.changes) do
     changed = changed + 1
   end
 end
+if has_entered() then -- takes may look for them that have passed their new places
+  --@include waking
+  wake_entered()
+end
 return cmsgpack.pack(changed)

@@ -17,12 +17,13 @@ from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError, StoreUnavailable
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.turn import Turn
-from redrb.stream.take.calls import Look, LookReply, TakeReply, TakeRequest
+from redrb.stream.take.calls import Look, LookReply, Search, TakeReply, TakeRequest
 from redrb.stream.take.endings import end_parts
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.partition_lease import PartitionLease
 from redrb.stream.take.taker import fates_seen_by
+from redrb.stream.task.queries import no_query
 from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
@@ -40,6 +41,7 @@ class Collection:
         leases: Leased groups of partitions, in the order in which they were leased.
         short: Partition -> its last reply, if it had too few groups.
         left: Partition -> groups that wait there still, as far as is known.
+        searches: Partition -> how far it has looked for groups that match a query.
         expired: Groups that turned out to be too stale.
         queued: Whether the take may be in queues.
     """
@@ -49,6 +51,7 @@ class Collection:
     leases: list[Lease | None] = field(default_factory=list)
     short: dict[int, TakeReply] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
+    searches: dict[int, Search | None] = field(default_factory=dict)
     expired: int = 0
     queued: bool = False
 
@@ -302,7 +305,9 @@ class Collector:
     def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
         whole = collection.request
         request = TakeRequest(share, 1, whole.status, whole.where)
-        return self._partitions[number].taker.send(request, waiter=collection.waiter)
+        search = collection.searches.pop(number, None)
+        taker = self._partitions[number].taker
+        return taker.send(request, waiter=collection.waiter, search=search)
 
     def _receive(
         self,
@@ -336,6 +341,7 @@ class Collector:
                 continue
             if reply.outcome in ("gone", "more"):
                 del collection.left[number]  # it is asked again
+                collection.searches[number] = reply.search
             else:
                 collection.note(number, reply)
             self._partitions[number].taker.accept(collection.request, reply)
@@ -412,13 +418,15 @@ class Collector:
         """Return how many groups are free in each partition, and queue in each; 0: leave."""
         collection.queued = ttl_ms > 0
         free = dict.fromkeys(range(len(self._partitions)), 0)
+        searches: dict[int, Search | None] = {}
 
         def request(number: int) -> Request[LookReply]:
             partition = self._partitions[number]
             least = need if isinstance(need, int) else need[number]
             asked = msgspec.structs.replace(collection.request, least=least)
             revision = partition.task.description.revision
-            look = Look(partition.consumer.group, collection.waiter, asked, ttl_ms, revision)
+            group, search = partition.consumer.group, searches.get(number)
+            look = Look(group, collection.waiter, asked, ttl_ms, revision, search)
             return partition.store.request(look)
 
         todo = list(free)
@@ -426,6 +434,9 @@ class Collector:
             replies = self._reach.replies(request, todo)
             todo = [number for number, reply in replies.items() if reply.outcome != "found"]
             for number, reply in replies.items():
+                searches[number] = reply.search
+                if reply.outcome == "drawn":
+                    raise no_query(self._task)
                 if reply.outcome == "found":
                     free[number] = reply.free
                 elif reply.outcome == "gone":

@@ -39,6 +39,7 @@ from redrb.stream.take.taker import batch_timeout
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.never_full import never_full
+from redrb.stream.task.queries import no_query
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -366,6 +367,8 @@ class Ranks:
             last,
         )
         batch = self._store.call(lease)
+        while batch.search is not None and not here().pages_over:
+            batch = self._store.call(replace(lease, search=batch.search))
         if batch.outcome == "taken":
             ids, weights = self._leased(slot, batch)
             payloads = None
@@ -377,6 +380,8 @@ class Ranks:
             self._task.reopen(refused_here=True)
         elif batch.outcome == "never":
             raise never_full(self._task, take.count, batch.amount)
+        elif batch.outcome == "drawn":
+            raise no_query(self._store.task)
         elif batch.outcome == "short":
             if last:
                 self._end(attempt, batch)

@@ -23,7 +23,23 @@ Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 """How leased groups end: trained; too stale; requeued; requeued, as a failed delivery; to the dead
 letters."""
 
-TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "late", "ranks"]
+TakeOutcome: TypeAlias = Literal[
+    "taken", "short", "never", "gone", "more", "late", "ranks", "drawn"
+]
+
+
+class Search(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a take with a query has looked through the groups that wait; Redis reads it again.
+
+    Attributes:
+        place: Behind which group the next call goes on.
+        found: The groups so far that match.
+        stamp: Which groups had entered when the search began: `redrb/lua/include/search.lua`.
+    """
+
+    place: str
+    found: list[str] = []
+    stamp: int = 0
 
 
 class TakeRequest(msgspec.Struct, frozen=True):
@@ -52,8 +68,9 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         outcome: "taken"; "short": too few groups wait; "never": a bound of the task never allows
             the batch; "gone": the task was deleted, or has other settings; "more": there is more to
-            do before, ask again; "late": a later take of the slot came first, the lease was lost,
-            or ranks need the batch no more; "ranks": ranks take from this consumer group.
+            do before, or to look through, ask again with `search`; "late": a later take of the slot
+            came first, the lease was lost, or ranks need the batch no more; "ranks": ranks take
+            from this consumer group; "drawn": the task's order draws, and takes no query.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Producers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale.
@@ -61,12 +78,13 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
             report.
         fates: Counts of all groups, likewise: `redrb/lua/include/outcomes.lua`.
         members: The groups, if the task's order is not that of their ids.
-        total_weight: Sum of the weights of all groups that waited; nan with a query.
+        total_weight: Sum of the weights of all groups that waited.
         left: Groups that wait still, where a batch was leased for the first time.
         held: False when another consumer has taken over the lease that was to end first.
         incarnation: Incarnation of the task in which the groups were leased.
         entries: Id and payload of each group, in the task's order; None where it is gone.
         first_ids: First id of the groups that were requeued with another one.
+        search: Where a take with a query goes on.
     """
 
     outcome: TakeOutcome
@@ -83,6 +101,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incarnation: str = ""
     entries: list[tuple[int, bytes | None]] = []
     first_ids: dict[int, int] = {}
+    search: Search | None = None
 
 
 class Take(Call[TakeReply], frozen=True):
@@ -95,6 +114,7 @@ class Take(Call[TakeReply], frozen=True):
         lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
         revision: Of the task's settings, as this process knows them.
         report: Count all groups where too few are waiting.
+        search: Of the last reply, if that was "more".
     """
 
     script: ClassVar = "take/take"
@@ -108,6 +128,7 @@ class Take(Call[TakeReply], frozen=True):
     lease_ms: int
     revision: str
     report: bool = False
+    search: Search | None = None
 
     def with_payload(
         self, store: TaskStore, incarnation: str, first: Finish | None
@@ -184,12 +205,15 @@ class LookReply(msgspec.Struct, frozen=True):
 
     Attributes:
         outcome: "found"; "gone": the task was deleted, or has other settings; "more": the consumer
-            group is joining, or groups are being sorted, so look again.
+            group is joining, groups are being sorted, or there are more to look through: look
+            again, with `search`; "drawn": the task's order draws, and takes no query.
         free: Groups that the waiter may take now, at most `request.count` with a query.
+        search: Where a look with a query goes on.
     """
 
-    outcome: Literal["found", "gone", "more"]
+    outcome: Literal["found", "gone", "more", "drawn"]
     free: int = 0
+    search: Search | None = None
 
 
 class Look(Call[LookReply], frozen=True):
@@ -200,6 +224,7 @@ class Look(Call[LookReply], frozen=True):
             then; `count`: groups that it can use.
         ttl_ms: How long the place in the queue is kept; 0: leave the queue.
         revision: Of the task's settings, as this process knows them.
+        search: Of the last reply, if that was "more".
     """
 
     script: ClassVar = "take/look"
@@ -208,6 +233,7 @@ class Look(Call[LookReply], frozen=True):
     request: TakeRequest
     ttl_ms: int
     revision: str
+    search: Search | None = None
 
 
 class Freshness(Page, frozen=True):

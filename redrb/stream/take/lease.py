@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -349,15 +348,9 @@ class Lease(PartsLease[Collection[int]]):
         """Probability with which each group was the first to be drawn, for orders that draw.
 
         Raises:
-            ConfigError: The task's order does not draw, the take had a query, or the task has
-                partitions: the sum of the weights is not known then.
+            ConfigError: The task's order does not draw, or the task has partitions.
         """
         weights, total = self._draw()
-        if math.isnan(total):
-            raise ConfigError(
-                "the probabilities of a take with where= are not known: the weights of the groups "
-                "that match are not summed up."
-            )
         return [weight / total if total else 0.0 for weight in weights]
 
     def importance_weights(self, beta: float = 0.4) -> torch.Tensor:
@@ -380,7 +373,7 @@ class Lease(PartsLease[Collection[int]]):
         return weights.repeat_interleave(counts).to(torch.float32)
 
     def _draw(self) -> tuple[list[float], float]:
-        """Return the weight of each group, and the sum of all that waited; nan: not known."""
+        """Return the weight of each group, and the sum of all that waited."""
         if any(part.numbering.partitions > 1 for part in self._parts):
             raise ConfigError(
                 "a task with partitions tells no probabilities: each partition draws by its own "

@@ -49,7 +49,7 @@ class Draw:
     """Weights by which an order drew groups.
 
     Attributes:
-        total: Sum of the weights of all groups that waited; nan after a take with a query.
+        total: Sum of the weights of all groups that waited.
     """
 
     weights: Mapping[int, float]

@@ -8,7 +8,7 @@ from redrb.connection.deadline import here
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
-from redrb.stream.take.calls import Take, TakeReply, TakeRequest
+from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
@@ -16,6 +16,7 @@ from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.partition_lease import Draw, PartitionLease
 from redrb.stream.task.never_full import never_full
+from redrb.stream.task.queries import no_query
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.task import Task
 from redrb.words import agreeing, counted
@@ -123,7 +124,12 @@ class Taker:
                     raise self._timeout(request, TakeReply("more"), 0)
 
     def send(
-        self, request: TakeRequest, ack: Lease | None = None, *, waiter: str = ""
+        self,
+        request: TakeRequest,
+        ack: Lease | None = None,
+        *,
+        waiter: str = "",
+        search: Search | None = None,
     ) -> InFlightTake:
         """Send a take that does not queue; its reply is read later.
 
@@ -131,12 +137,13 @@ class Taker:
             request: The groups; with a waiter fewer than `count` may come.
             ack: A lease of this consumer to acknowledge in the same round trip.
             waiter: Name of a waiter for which groups may be reserved; it leaves the queue.
+            search: Of the reply to an earlier take, where that was "more".
         """
         before = self._part_of(ack)
         slot = self._consumer.occupy()
         try:
             asked = request if waiter else request.full
-            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter))
+            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter), search=search)
             sent.begin()
             return InFlightTake(self, slot, request, sent, before)
         except BaseException:
@@ -220,13 +227,14 @@ class Taker:
         self, slot: Slot, request: TakeRequest, before: PartitionLease | None
     ) -> TakeReply:
         """Ask until the batch is full; returns the reply "taken", or "late"."""
-        expired, deadline = 0, here()
+        expired, deadline, search = 0, here(), None
         while True:
             last = deadline.over
             accepted = request if last else request.full
             ttl_ms = 0 if last else QUEUE_TTL_MS
-            sent = self._request(slot, accepted, ttl_ms, before, report=last)
+            sent = self._request(slot, accepted, ttl_ms, before, report=last, search=search)
             reply = sent.result()
+            search = reply.search
             if reply.outcome == "gone":
                 self._task.reopen(refused_here=True)
             if before is not None:
@@ -236,7 +244,7 @@ class Taker:
             if reply.outcome in ("taken", "late"):
                 return reply
             if reply.outcome in ("gone", "more"):
-                # "more": its consumer group joins, or much expires, in parts
+                # "more": its consumer group joins, much expires, or many are looked at, in parts
                 if deadline.pages_over:
                     raise self._timeout(request, reply, expired)
                 continue
@@ -269,6 +277,8 @@ class Taker:
         task = self._store.task
         if reply.outcome == "never":
             raise never_full(self._task, request.least, reply.amount)
+        if reply.outcome == "drawn":
+            raise no_query(task)
         if reply.outcome == "ranks":
             raise ConfigError(
                 f"task {task!r}: ranks take from consumer group {self._consumer.group!r}, and "
@@ -284,6 +294,7 @@ class Taker:
         waiter: str = "",
         *,
         report: bool,
+        search: Search | None = None,
     ) -> Request[TakeReply]:
         consumer, description = self._consumer, self._task.description
         first = None
@@ -302,5 +313,6 @@ class Taker:
             consumer.lease_ms,
             description.revision,
             report,
+            search,
         )
         return take.with_payload(self._store, description.incarnation, first)

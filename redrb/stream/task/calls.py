@@ -98,8 +98,7 @@ class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
 
     Attributes:
         outcome: As that of `Open`; "changed": the task has other settings than the caller has seen,
-            or does not exist; "holds": the order or the tags are to change, and
-            groups are stored.
+            or does not exist; "holds": the order is to change, and groups are stored.
     """
 
     outcome: Literal["ok", "changed", "holds", Misfit]
@@ -154,7 +153,9 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Count(Call[Counted], frozen=True):
-    """Count the groups that wait in a status; for a new consumer group all stored ones, in pages.
+    """Count the groups that wait in a status; for a new consumer group all stored ones.
+
+    With a query, and for a new consumer group, they are counted in pages.
 
     Attributes:
         where: Query that the groups match, as Redis reads it; "" for any.

@@ -73,7 +73,7 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
             after = store.call(Configure(revision, before["revision"], caller(store), changed))
             if after.outcome == "holds":
                 raise ConfigError(
-                    f"{after.setting} cannot change while task {store.task!r} holds groups, now "
+                    f"order cannot change while task {store.task!r} holds groups, now "
                     f"{after.groups:,}: change it when all are acknowledged, or clear() the task."
                 )
             if after.outcome != "changed":

@@ -3,12 +3,11 @@
     {"source": "math", "scores_gt": 0.8}
     {"source": "math", "scores": {"$gt": 0.8}, "$or": [{"difficulty": 1}, {"difficulty": 2}]}
 
-The normal form, for `include/plan.lua`, is JSON: a tree of `{"all": [...]}`, `{"any": [...]}` and
+The normal form, for `include/where.lua`, is JSON: a tree of `{"all": [...]}`, `{"any": [...]}` and
 conditions on one tag, `{"tag": "source", "values": ["math", [0.0, 1.0]], "inverted": false}`. Each
 value is a string, or a range of numbers that includes both ends: every double has a next one, so
 `> 0` begins at 5e-324. An inverted condition matches all other values, and groups without the tag.
-All conditions on one tag in one place become one condition, which Redis counts with one ZCOUNT for
-each value.
+All conditions on one tag in one place become one condition.
 """
 
 from __future__ import annotations
@@ -112,6 +111,15 @@ def parse_where(where: Mapping[str, Any], tags: Sequence[str]) -> str:
             f"the query holds a string that is not valid Unicode: {error}."
         ) from error
     return text
+
+
+def no_query(task: str) -> ConfigError:
+    """Return the error of a take with a query from a task whose order draws."""
+    return ConfigError(
+        f"task {task!r} draws its groups, and a take with where= goes through them in their order: "
+        'take without where=, or give the task an order that does not draw, such as "fifo" or '
+        '"priority".'
+    )
 
 
 class _Parser:

@@ -1,4 +1,4 @@
-"""Tags of a group: for each declared name one value, which Redis indexes for queries."""
+"""Tags of a group: for each declared name one value, which queries compare."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from redrb.experience.records import BufferItem, Scalar
 
 TagValue: TypeAlias = int | float | str | None
-"""Value of one tag of one group in the index; None: the group has no such tag."""
+"""Value of one tag of one group; None: the group has no such tag."""
 
 MOST_TAGS = 32
-"""Most tags that a task may declare: each costs a sorted set for every pool."""
+"""Most tags that a task may declare."""
 
 MOST_BYTES = 1024
-"""Most UTF-8 bytes of a string that is indexed."""
+"""Most UTF-8 bytes of a string."""
 
 MOST_INTEGER = 2**53
 """Largest integer that Redis' doubles hold exactly."""
 
 BEYOND_NUMBERS = 1e300
-"""Indexed numbers are nearer to zero; numbers beyond stand for strings (`include/tags.lua`)."""
+"""Numbers are nearer to zero, so that every range of them has two ends."""
 
 
 def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the tags that a task indexes; raises ConfigError for names that are not usable."""
+    """Return the tags that a task declares; raises ConfigError for names that are not usable."""
     if isinstance(names, str) or not isinstance(names, Iterable | None):
         raise ConfigError(f"tags={names!r:.80} is no list of names: give one, such as ['level'].")
     declared = tuple(check_name("tag", name) for name in names or ())
@@ -38,7 +38,7 @@ def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
         raise ConfigError(f"tags names {', '.join(twice)} twice: name each tag once.")
     if len(declared) > MOST_TAGS:
         raise ConfigError(
-            f"tags names {len(declared)} tags, at most {MOST_TAGS} can be indexed: declare those "
+            f"tags names {len(declared)} tags, at most {MOST_TAGS} can be declared: name those "
             "that you query, the others stay in the items."
         )
     return declared
@@ -54,12 +54,12 @@ def tag_values(
     numbers. True counts as 1 and False as 0, so that the mean of verdicts is the success rate.
 
     Args:
-        items: Samples of the group; tags that are not declared are not indexed.
+        items: Samples of the group; tags that are not declared are left out.
         given: Values given at put.
 
     Raises:
         ConfigError: A value is given for a tag that is not declared.
-        RecordError: Strings differ, types mix, or a value cannot be indexed.
+        RecordError: Strings differ, types mix, or a value is not usable.
     """
     given = given or {}
     unknown = [str(name) for name in given if name not in names]
@@ -67,7 +67,7 @@ def tag_values(
         raise ConfigError(
             f"tags={{...}} names {', '.join(unknown)}, this task declares "
             f"{', '.join(names) or 'none'}: open the stream with tags=[...] that names it, or put "
-            "it into the items' tags, where it is kept but not indexed."
+            "it into the items' tags, where it is kept but not compared."
         )
     return [
         _checked(name, given[name]) if name in given else _common(name, items) for name in names
@@ -88,7 +88,7 @@ def _common(name: str, items: Sequence[BufferItem]) -> TagValue:
     if (strings and numbers) or len(strings) > 1:
         shown = ", ".join(sorted({repr(value) for value in values})[:4])
         raise RecordError(
-            f"tag {name!r} is {shown} in samples of one group, which can be indexed under one "
+            f"tag {name!r} is {shown} in samples of one group, which can have one "
             f"value only: give it at put, tags={{{name!r}: ...}}.",
             field="tags",
         )
@@ -101,7 +101,7 @@ def _common(name: str, items: Sequence[BufferItem]) -> TagValue:
 
 
 def _checked(name: str, value: Scalar | None) -> TagValue:
-    """Return the value to index, or raise RecordError."""
+    """Return a value that a tag can have, or raise RecordError."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def _checked(name: str, value: Scalar | None) -> TagValue:
     number = as_number(value)
     if number is None or abs(number) >= BEYOND_NUMBERS:
         raise RecordError(
-            f"tag {name!r} is {value!r}, which cannot be indexed: finite numbers below 1e300 and "
+            f"tag {name!r} is {value!r}, which no tag can be: finite numbers below 1e300 and "
             "integers up to 2**53 can. Give a float or a str, or leave the tag out.",
             field="tags",
         )
@@ -128,7 +128,7 @@ def _checked_string(name: str, value: str) -> str:
         raise RecordError(f"tag {name!r} is not valid Unicode: {error}.", field="tags") from error
     if size > MOST_BYTES:
         raise RecordError(
-            f"tag {name!r} is a string of {size} bytes, at most {MOST_BYTES} are indexed: put "
+            f"tag {name!r} is a string of {size} bytes, a tag has at most {MOST_BYTES}: put "
             "long text into extras.",
             field="tags",
         )
