@@ -24,7 +24,7 @@ if refused then
 end
 for name, value in pairs(values) do
   if needs_empty(name, value) then
-    return cmsgpack.pack({outcome = 'holds', groups = redis.call('HLEN', key('facts'))})
+    return cmsgpack.pack({outcome = 'holds', groups = redis.call('XLEN', stream)})
   end
 end
 note_settings('implied', implied)
