@@ -77,34 +77,29 @@ class GracefulSender:
 
     def _send_or_give_up(self, send: Callable[[], None], in_hand: int = 0) -> None:
         """Run `send`, once more if it failed for groups of earlier calls only."""
-        failure = self._attempt(send)
-        if failure is None:
-            return
-        last = self._attempt(send) if failure.dropped else failure
-        if last is not None:
-            self._lost += in_hand
-            self._gave_up = bool(self.stop)
-            if last is not failure:
-                failure.dropped += last.dropped
-                failure.add_note(
-                    f"{counted(in_hand, 'group')} made last and given up as well: {last}"
-                )
-        if failure.dropped or not self.stop:
-            raise failure
+        earlier: SendFailed | None = None
+        while (failure := self._attempt(send)) is not None:
+            if failure.dropped and earlier is None:
+                earlier = failure
+            elif not failure.dropped and self.stop and self._ending is None:
+                self._ending = Deadline(at_most=self.stop_timeout)
+            else:
+                self._lost += in_hand
+                self._gave_up = bool(self.stop)
+                break
+        if earlier is not None and failure is not None:
+            earlier.dropped += failure.dropped
+            earlier.add_note(
+                f"{counted(in_hand, 'group')} made last and given up as well: {failure}"
+            )
+        error = earlier or failure
+        if error is not None and (error.dropped or not self.stop):
+            raise error
 
     def _attempt(self, send: Callable[[], None]) -> SendFailed | None:
-        """Run `send`, until its time is up once the loop is to end; return its error."""
+        """Run `send` until the loop is to end, or in the time after that; return its error."""
         try:
-            with Deadline(stop=self.stop):
-                send()
-        except SendFailed as failure:
-            if failure.dropped or not self.stop:
-                return failure
-        else:
-            return None
-        self._ending = self._ending or Deadline(at_most=self.stop_timeout)
-        try:
-            with self._ending:
+            with self._ending or Deadline(stop=self.stop):
                 send()
         except SendFailed as failure:
             return failure

@@ -189,7 +189,7 @@ def test_the_newest_groups_are_sent_again_when_earlier_ones_are_given_up(
 
     def loader() -> Iterator[torch.Tensor]:
         yield prompts(0)
-        while not maker._sender._backlog._failures:
+        while not maker._sender._behind._failures:
             time.sleep(0.01)
         yield prompts(1)
 

@@ -75,7 +75,7 @@ def test_sent_groups_arrive_in_order(stream):
         sender.send(batch(3, 4))
         sender.send([])
         sender.flush(timeout=10)
-        assert (sender.waiting_groups, sender._backlog.nbytes) == (0, 0)
+        assert (sender.waiting_groups, sender._behind.nbytes) == (0, 0)
         sender.send(numbered(5))
     assert waiting(stream) == [0, 1, 2, 3, 4, 5]
     assert stream.take(1, timeout=0).policy_versions == [7]
@@ -164,7 +164,7 @@ def test_memory_is_bounded_by_bytes(client, namespace):
             if refused == 3:
                 break
     assert refused == 3
-    assert most * 0.8 < sender._backlog.nbytes <= most
+    assert most * 0.8 < sender._behind.nbytes <= most
     with pytest.raises(SendFailed) as caught:
         sender.close(timeout=0.1)
     assert caught.value.unsent == 13

@@ -16,7 +16,7 @@ from redrb.experience.records import STANDARD_FIELDS
 from redrb.recipe.examples.sorting import Sorting
 from redrb.recipe.examples.sorting.policy import Actor, Critic
 from redrb.recipe.trainer import RecipeTrainer
-from redrb.stream.sending.backlog import Backlog
+from redrb.stream.sending.write_behind import WriteBehind
 from redrb.train.broadcast import Broadcast
 
 UNABLE = """
@@ -159,7 +159,7 @@ def test_missing_rights_and_wrong_settings_need_no_restart():
 
 def test_an_error_of_a_sender_that_drops_nothing_does_not_count(caplog):
     for dropped, said in ((0, "a sender cannot put: no"), (3, "a sender drops 3 groups: no")):
-        Backlog(None, None).fail(StoreDenied("no"), dropped)
+        WriteBehind([], None, None).fail(StoreDenied("no"), dropped)
         assert caplog.messages[-1] == said
 
 

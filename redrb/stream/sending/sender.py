@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from redrb.checks import checked_int_or_none, checked_timeout
-from redrb.connection.deadline import Deadline, here
+from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.scopes import Entered
@@ -19,8 +17,8 @@ from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import GroupedRows, Items
-from redrb.stream.sending.backlog import Backlog, HeldItems
-from redrb.stream.sending.stream_senders import SendJob, StreamSender, StreamSenders
+from redrb.stream.sending.job import SendJob
+from redrb.stream.sending.write_behind import WriteBehind
 
 MAX_GROUPS = 256
 """Default of `max_groups`."""
@@ -72,19 +70,17 @@ class ExperienceSender(Entered):
             raise ConfigError("a sender needs at least one redrb.ExperienceStream.")
         if max_groups is None and max_bytes is None:
             max_groups = MAX_GROUPS
-        self._backlog = Backlog(
+        self._timeout = checked_timeout(timeout)
+        self._offload = offload
+        self._streams, self._cursor = len(several), 0
+        self.backpressure_s = 0.0
+        self._behind = WriteBehind(
+            several,
             checked_int_or_none("max_groups", max_groups, 1),
             checked_int_or_none("max_bytes", max_bytes, 1),
         )
-        self._timeout = checked_timeout(timeout)
-        self._offload = offload
-        self._dealing = threading.Lock()
-        self._cursor = 0
-        self._closed = False
-        self.backpressure_s = 0.0
-        self._senders = StreamSenders(several, self._backlog)
-        self._finalizer = weakref.finalize(self, self._senders.end)
-        self._finalizer.atexit = False  # `stream_senders` waits for the threads at exit
+        self._finalizer = weakref.finalize(self, self._behind.end)
+        self._finalizer.atexit = False  # `write_behind` waits for the threads at exit
 
     def __repr__(self) -> str:
         return f"<redrb.ExperienceSender {self.waiting_groups} groups waiting>"
@@ -100,7 +96,7 @@ class ExperienceSender(Entered):
     @property
     def waiting_groups(self) -> int:
         """Groups that are not stored yet."""
-        return self._backlog.groups
+        return self._behind.groups
 
     def send(
         self,
@@ -132,24 +128,25 @@ class ExperienceSender(Entered):
                 `send` for that stream), or there was no room in time (`unsent`).
             All of them: the items of this call were not taken over; the sender goes on.
         """
-        self._check_open()
+        self._behind.check_open()
         kept_tags = dict(tags) if isinstance(tags, Mapping) else tags
         options = PutOptions.checked(policy_version, priority, status, kept_tags, None)
         rights = self._checked_rights(admission)
-        held = HeldItems.of(items)
-        self._backlog.raise_failures()
-        if not held.groups:
+        job = SendJob.of(items, options)
+        self._behind.raise_failures()
+        if not job.groups:
             return
-        with Deadline(self._seconds(timeout)), self._room_for(held):
+        began = time.monotonic()
+        with Deadline(self._seconds(timeout)), ExitStack() as scope:
             try:
-                self._deal(held.copied() if self._offload else held, options, rights)
-            except BaseException:
-                self._backlog.cancel(held)
-                raise
+                scope.enter_context(self._behind.room_for(job.groups, job.nbytes))
+            finally:
+                self.backpressure_s += time.monotonic() - began
+            self._deal(job, rights)
 
     def shares(self, groups: int) -> list[int]:
         """Return how many groups each stream gets of a `send` of so many, if it is the next."""
-        count = len(self._senders.each)
+        count = self._streams
         return [len(range(self._first(number), groups, count)) for number in range(count)]
 
     def flush(self, timeout: float | None = None) -> None:
@@ -159,10 +156,10 @@ class ExperienceSender(Entered):
             SendFailed: They are not, in time: `unsent` groups are still on their way. Or `dropped`
                 groups were given up since the last call.
         """
-        self._check_open()
+        self._behind.check_open()
         with Deadline(self._seconds(timeout)):
-            self._senders.flush()
-        self._backlog.raise_failures()
+            self._behind.flush()
+        self._behind.raise_failures()
 
     def close(self, timeout: float | None = None) -> None:
         """Put what is held, and end the threads; closing twice does no harm.
@@ -174,58 +171,37 @@ class ExperienceSender(Entered):
                 request may have arrived all the same. `dropped` groups were given up before.
         """
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
-        self._closed = True
         self._finalizer.detach()
-        self._senders.close(seconds)
+        self._behind.close(seconds)
 
     def _seconds(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
 
-    @contextmanager
-    def _room_for(self, held: HeldItems) -> Iterator[None]:
-        """Wait until no other thread sends, and for room; count the items in."""
-        deadline = here()
-        with ExitStack() as scope:
-            began = time.monotonic()
-            try:
-                while not self._dealing.acquire(timeout=deadline.slice_s()):
-                    if deadline.over:
-                        problem = "are held, and another thread waits for room"
-                        raise self._backlog.late(self.waiting_groups, problem)
-                scope.callback(self._dealing.release)
-                self._backlog.reserve(held)
-            finally:
-                self.backpressure_s += time.monotonic() - began
-            yield
-
-    def _deal(
-        self, held: HeldItems, options: PutOptions, rights: Sequence[Admission | None]
-    ) -> None:
+    def _deal(self, job: SendJob, rights: Sequence[Admission | None]) -> None:
         """Give each stream its groups: every n-th of them with n streams, across calls."""
-        senders = self._senders.each
-        count, jobs = len(senders), dict[StreamSender, SendJob]()
+        parts = dict[int, SendJob]()
         try:
-            for number, (sender, admission) in enumerate(zip(senders, rights, strict=True)):
-                part = held.part(self._first(number), count)
+            for number, admission in enumerate(rights):
+                part = job.part(self._first(number), self._streams)
                 if part.groups:
-                    used = None if admission is None else admission.hand_over(part.groups)
-                    jobs[sender] = SendJob(part, replace(options, admission=used))
-            self._senders.hand_over(jobs)
+                    parts[number] = part = part.copied() if self._offload else part
+                    part.use(admission)
+            self._behind.hand_over(parts)
         except BaseException:
-            for job in jobs.values():
-                job.return_rights()
+            for part in parts.values():
+                part.return_rights()
             raise
-        self._cursor = (self._cursor + held.groups) % count
+        self._cursor = (self._cursor + job.groups) % self._streams
 
     def _first(self, stream: int) -> int:
         """Return the first group of the next `send` that a stream gets."""
-        return (stream - self._cursor) % len(self._senders.each)
+        return (stream - self._cursor) % self._streams
 
     def _checked_rights(
         self, admission: Admission | Sequence[Admission | None] | None
     ) -> Sequence[Admission | None]:
         """Return the rights of each stream."""
-        count = len(self._senders.each)
+        count = self._streams
         several = [admission] if isinstance(admission, Admission) else admission
         if several is None:
             return [None] * count
@@ -236,11 +212,3 @@ class ExperienceSender(Entered):
                 "each stream returned, in a list with one entry for each stream."
             )
         return several
-
-    def _check_open(self) -> None:
-        if not self._senders.are_here:
-            raise ConfigError(
-                "a sender belongs to the process that made it: make one after a fork."
-            )
-        if self._closed:
-            raise ConfigError("the sender is closed.")
