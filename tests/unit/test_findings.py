@@ -162,6 +162,9 @@ def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     assert held({"h-2-yy": 5}, 5, 2) == [0, 0, 9, 0, 2]
     assert held({"h-2-yy": 5}, 7, 3) == [2, 2, 9, 1, 2]  # not all makers are listed
     assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
+    for role, left in (("maker", 3), ("trainer", 0)):  # it takes them over, and may not say so yet
+        workers[2] = replace(workers[2], role=role)
+        assert held({"h-2-yy": 5}, 5, 5)[3] == left
 
 
 def test_a_stall_names_the_rights_of_dead_makers_and_when_they_return() -> None:
