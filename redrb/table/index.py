@@ -290,7 +290,7 @@ class Index:
                     task=self.table,
                     namespace=self.namespace,
                 )
-            here().log(f"{what}: a put waits for room")
+            here().log(f"{what}: a put waits for room", self.namespace)
             self.wait(writing.identity.name)
             return
         if reply.outcome == "tags":  # `again` has found that the server takes them

@@ -55,7 +55,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
             do before, ask again; "late": a later take of the slot came first, the lease was lost,
             or ranks need the batch no more; "ranks": ranks take from this consumer group.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
-        blocked: Producers that wait for room, where too few groups are waiting.
+        blocked: Makers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale.
         others: Groups that wait with another status, where too few are waiting and the take is to
             report.
