@@ -308,19 +308,30 @@ def test_the_programs_of_a_task_are_started_by_the_commands_that_started_them(
 def test_makers_that_all_put_nothing_are_no_slow_makers(
     stuck: dict[str, Any], code: str, severity: str
 ) -> None:
-    def found(*, works: bool, waits_s: float, put: float = 0.0) -> dict[str, str]:
+    def found(
+        *, works: bool, waits_s: float, put: float = 0.0, role: Any = "trainer", none: bool = False
+    ) -> dict[str, str]:
         state = with_worker("trainer", waits_for="batch", waits_s=waits_s)
         [task] = state.tasks
         workers = [
-            each if each.role == "trainer" or (works and i == 0) else replace(each, **stuck)
+            replace(each, role=role)
+            if each.role == "trainer"
+            else each
+            if works and i == 0
+            else replace(each, **stuck)
             for i, each in enumerate(task.workers)
+            if each.role != "maker" or not none
         ]
         assert task.rates is not None
-        task = replace(task, workers=tuple(workers), rates=replace(task.rates, put=put))
+        rates = replace(task.rates, put=put + 4, filtered=4)
+        task = replace(task, workers=tuple(workers), rates=rates)
         return {each.code: each.severity for each in findings_of(replace(state, tasks=(task,)))}
 
     assert found(works=False, waits_s=500.0) == {code: severity}
+    assert found(works=False, waits_s=500.0, role="stage") == {code: severity}
     assert found(works=False, waits_s=1.0) == {code: "warning"}
+    unknown = found(works=False, waits_s=500.0, none=True)  # makers that announce nothing
+    assert unknown == {"slow-makers": "warning"}
     for more in ({"works": True}, {"works": False, "put": 1.0}):
         assert found(waits_s=500.0, **more) == {"slow-makers": "warning", code: "warning"}
 

@@ -17,7 +17,7 @@ from redrb.watch.state.findings.wording import (
     task_finding,
     worker_command,
 )
-from redrb.watch.state.findings.workers import hanging, useless_makers
+from redrb.watch.state.findings.workers import hanging, standstill
 from redrb.watch.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.watch.state.reader import MOST_NAMES
 from redrb.watch.state.workers import LATE
@@ -93,7 +93,7 @@ def _has_makers(task: TaskState) -> bool:
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
     made, hang = _has_makers(task), hanging(task)
-    if made and useless_makers(task):
+    if made and standstill(task):
         return  # more of them would not help
     kind, long_s = (
         ("slow-makers", LONG_WITH_MAKERS_S) if made else ("starved-trainer", LONG_WITHOUT_MAKER_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from redrb.stream.worker import EQUAL_REWARDS
+from redrb.stream.worker import EQUAL_REWARDS, WaitsFor
 from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
     finding_of,
@@ -103,34 +103,32 @@ def _filters_all(worker: WorkerState) -> bool:
     return worker.filtered >= ALL_FILTERED
 
 
-def _lacks_weights(worker: WorkerState) -> bool:
-    return worker.waits_for == "weights" and worker.waits_s >= LONG_WITHOUT_WEIGHTS_S
+def _lacks(what: WaitsFor, worker: WorkerState) -> bool:
+    long_s = ENGINE_AWAY_S if what == "engine" else LONG_WITHOUT_WEIGHTS_S
+    return worker.waits_for == what and worker.waits_s >= long_s
 
 
-def _lacks_engine(worker: WorkerState) -> bool:
-    return worker.waits_for == "engine" and worker.waits_s >= ENGINE_AWAY_S
+def standstill(task: TaskState) -> bool:
+    """Return whether a taker waits, and no living maker puts, of each of which a finding says why.
 
-
-def useless_makers(task: TaskState) -> bool:
-    """Return whether none of the living makers puts anything, and a finding of each says why."""
-    makers = [each for each in task.workers if each.alive and each.role != "trainer"]
-    kinds = (_filters_all, _lacks_weights, _lacks_engine)
-    puts = task.rates is not None and task.rates.put > 0
-    return not puts and bool(makers) and all(any(is_(one) for is_ in kinds) for one in makers)
+    A stage that waits for a batch takes from this task, and makes nothing for it.
+    """
+    alive = [each for each in task.workers if each.alive]
+    waits_s = max((each.waits_s for each in alive if each.waits_for == "batch"), default=0.0)
+    useless = [
+        _filters_all(each) or _lacks("weights", each) or _lacks("engine", each)
+        for each in alive
+        if each.role != "trainer" and each.waits_for != "batch"
+    ]
+    # filtered groups count as put, too
+    puts = task.rates is not None and task.rates.put > task.rates.filtered
+    return waits_s >= LONG_STARVED_S and not puts and bool(useless) and all(useless)
 
 
 def _at_worst(task: TaskState, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings about makers; critical ones while a trainer waits and no maker can put."""
-    starved = any(
-        each.role == "trainer"
-        and each.alive
-        and each.waits_for == "batch"
-        and each.waits_s >= LONG_STARVED_S
-        for each in task.workers
-    )
-    nothing_goes_on = starved and useless_makers(task)
+    """Yield findings about makers, which are critical at a standstill."""
     for finding in findings:
-        yield replace(finding, severity="critical") if nothing_goes_on else finding
+        yield replace(finding, severity="critical") if standstill(task) else finding
 
 
 def _steps(state: State, task: TaskState) -> Iterator[Finding]:
@@ -205,7 +203,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     waiting = of_workers(
         "waits-for-weights",
         task,
-        [maker for maker in makers if _lacks_weights(maker)],
+        [maker for maker in makers if _lacks("weights", maker)],
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         lambda _: redrb_command(state, "weights", "ls"),
     )
@@ -214,7 +212,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         "waits-for-engine",
         task,
-        [each for each in makers if _lacks_engine(each)],
+        [each for each in makers if _lacks("engine", each)],
         lambda maker: f"Its inference server has not answered for {seconds(maker.waits_s)}.",
         lambda _: figures,
     )
