@@ -328,7 +328,7 @@ class BatchTimeout(RedrbError, TimeoutError):
     Attributes:
         wanted: Size of the batch, in groups.
         available: Groups that waited at the last check.
-        blocked: Producers that wait for room at the last check.
+        blocked: Makers that wait for room at the last check.
         expired: Groups that became too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last check.
         unfinished: Whether groups were not looked at, because the time was up while the consumer
@@ -453,7 +453,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         if fates.get("makers_waiting"):
             return self._advice_on_rights()
         if self.blocked:
-            full = f"{counted(self.blocked, 'producer', 'wait')} for room: the task is full"
+            full = f"{counted(self.blocked, 'maker', 'wait')} for room: the task is full"
             if fates and not (self.available or any(fates.get(name) for name in _STORED)):
                 return (
                     f"{full} of groups that another consumer group has not acknowledged: start "

@@ -200,12 +200,13 @@ class Deadline:
             self._refusals = Counter()
         return self._refusals
 
-    def log(self, missing: str) -> None:
-        """Log the missing thing, once every `WARN_EVERY_S` seconds."""
+    def log(self, missing: str, namespace: str = "") -> None:
+        """Log the missing thing, once every `WARN_EVERY_S` seconds, and where others bring it."""
         now = time.monotonic()
         if now - self._warned >= WARN_EVERY_S:
             self._warned = now
-            _log.warning("%s, for %.0f s now", missing, self.waited_s)
+            look = f"; `redrb doctor --namespace {namespace}` says why" if namespace else ""
+            _log.warning("%s, for %.0f s now%s", missing, self.waited_s, look)
 
     def _wait_s(self, grace_s: float) -> float:
         """Return the seconds to wait, and `grace_s` more, until the last requests must be sent."""

@@ -129,7 +129,7 @@ class EpisodeReport:
         if self._groups < self._each:
             return
         self._steps += 1
-        times, rewards = self._times.since_before(), self._rewards
+        times, rewards = self._times.waits(), self._rewards
         self._write(
             "put",
             step=self._steps,
@@ -137,10 +137,13 @@ class EpisodeReport:
             samples=len(rewards),
             policy_version=self._weights.version,
             reward=sum(rewards) / len(rewards),
-            send_s=times["backpressure_s"],
             **times,
         )
         self._groups, self._rewards = 0, []
+
+    def end(self) -> None:
+        """Write the waits of a step that did not end."""
+        self._write("waited", step=self._steps, **self._times.waits())
 
 
 DRAIN_TIMEOUT_S = 10.0
@@ -219,8 +222,12 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             most = recipe.maker_steps * recipe.prompts_per_step or None
             drawn = endless(recipe, random.Random(recipe.worker_seed))  # noqa: S311
             prompts = (encoded_prompt(recipe, prompt) for prompt in islice(drawn, most))
-        with evaluating(*self._models.values()):
-            super().run(prompts)
+        try:
+            with evaluating(*self._models.values()):
+                super().run(prompts)
+        finally:
+            if self.stopped:
+                self._report.end()
 
     async def _finish(self, items: list[BufferItem]) -> list[BufferItem] | None:
         """Return the complete group; None, to filter it, if a reward is no number or out of bounds.

@@ -57,6 +57,11 @@ class StepTimes:
         }
         return {name: seconds - before.get(name, seconds) for name, seconds in now.items()}
 
+    def waits(self) -> dict[str, float]:
+        """Return the seconds since the call before, where only waits for room hold up sending."""
+        times = self.since_before()
+        return times | {"send_s": times["backpressure_s"]}
+
 
 class MakerReport(MakerEvents):
     """Writes an event `put` for each step: its groups, and the times for making and sending them.
@@ -92,6 +97,11 @@ class MakerReport(MakerEvents):
         version = self._maker.policy_version
         times = self._times.since_before()
         self._write_step(groups=self._groups, policy_version=version, **times)
+
+    def on_loop_end(self) -> None:
+        """Write the waits of a step that did not end."""
+        if self._maker.stopped:
+            self._write("waited", step=self._steps, **self._times.waits())
 
 
 _log = logging.getLogger("redrb")

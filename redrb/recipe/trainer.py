@@ -190,6 +190,7 @@ class RecipeTrainer(Trainer):
             raise
         finally:
             over.cancel()
+            self._reports.on_waited()
         with self._stop.on_signals():  # a first SIGTERM does not break this off
             self._publish()
             self._reports.evaluate()

@@ -91,6 +91,12 @@ class TrainerReport(TrainerEvents):
         if not self.reached and self.unpublished < recipe.publish_every:
             self._evaluate_if_due()
 
+    def on_waited(self) -> None:
+        """Write the wait for a batch that has not come when training ends."""
+        waited_s = self._trainer.wait_for_batch_s - self._waited_s
+        seconds = time.perf_counter() - self._started
+        self._write("waited", step=self.steps, wait_for_batch_s=waited_s, seconds=seconds)
+
     def _stop_after_last_step(self) -> None:
         if 0 < self._recipe.steps <= self.steps:
             self.reached = True

@@ -176,7 +176,8 @@ class ClaimingTask:
                     self.register()  # Redis may have lost its data meanwhile
                     if last or deadline.over:
                         raise self._in_rows(error, deadline.waited_s) from None
-                    deadline.log(f"a claim of {count} rows waits on {self.stream!r}")
+                    text = f"a claim of {count} rows waits on {self.stream!r}"
+                    deadline.log(text, self._index.namespace)
                 else:
                     try:
                         claim = Claim(self._index, self._reader, self.columns, lease)

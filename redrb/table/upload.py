@@ -115,7 +115,7 @@ class Upload:
                     task=self._index.table,
                     namespace=self._index.namespace,
                 )
-            here().log(f"{what}: a put waits for room")
+            here().log(f"{what}: a put waits for room", self._index.namespace)
             self._index.wait(writing.identity.name)
 
     def _check_tags(self, nbytes: int, row: str) -> None:

@@ -237,6 +237,30 @@ def test_workers_that_are_over_are_not_counted(client: Client, namespace: str) -
         assert ([one.name for one in task.workers], task.workers_total) == (["b"], 1)
 
 
+@pytest.mark.parametrize("ended_s", [0, 50, 70, 300, 550])
+def test_a_dead_worker_stays_replaced_when_its_successor_has_ended(
+    client: Client, namespace: str, ended_s: int
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        keys, at = stream._task.store.keys, stream._task.store.client
+
+        def announce(name: str, ago_s: int, uptime_s: float, *, ended: bool = False) -> None:
+            said = {"role": "trainer", "period_s": 2.5, "lease_s": 20.0, "uptime_s": uptime_s}
+            packed = msgpack.packb(said | {"ended": ended})
+            stream._task.store.call(Announce(name, ended), packed)
+            at.execute("ZINCRBY", f"{keys.prefix}workers", -1000 * ago_s, name)
+
+        announce("dead", ended_s + 30, 100.0)
+        announce("next", ended_s, 20.0, ended=True)
+        announce("other", 0, 3600.0)  # each announcement removes some that are over
+        for reader in [StateReader(client, namespace) for _ in range(2)]:
+            [task] = reader.look().tasks
+            names = {one.name for one in task.workers}
+            assert names == {"other", *(["next"] if ended_s < 60 else [])}
+            assert task.workers_total == len(names)
+
+
 def test_an_observer_never_waits_for_a_stopped_server(
     own_server: Callable[..., Server], namespace: str
 ) -> None:

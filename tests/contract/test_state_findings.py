@@ -24,7 +24,7 @@ from redrb.keys import WeightKeys
 from redrb.stream.task.settings import NO_BOUND
 from redrb.watch.doctor.checkup import Checkup
 from redrb.watch.state.findings import findings_of, tasks, workers
-from redrb.watch.state.rates import SHORTEST_S
+from redrb.watch.state.rates import SHORTEST_S, RateWindow
 from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
@@ -80,7 +80,11 @@ def test_a_trainer_without_makers_and_with_slow_ones(
 
 @pytest.mark.parametrize("result", [float("nan"), None, "raises"])
 def test_a_maker_whose_groups_are_all_filtered(
-    owner: Client, namespace: str, reader: StateReader, result: float | str | None
+    owner: Client,
+    namespace: str,
+    reader: StateReader,
+    result: float | str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def verdict(completions: Any) -> Any:
         if result == "raises":
@@ -107,6 +111,25 @@ def test_a_maker_whose_groups_are_all_filtered(
         assert ("LookupError: no verdict (test_state_findings.py, line" in found.summary) == (
             result == "raises"
         )
+        monkeypatch.setattr(workers, "LONG_STARVED_S", 0.1)
+        monkeypatch.setattr(tasks, "LONG_WITH_MAKERS_S", 0.1)
+        with (
+            ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as trainer,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            taking = threads.submit(trainer.take, 2, timeout=30)
+            until(reader, "slow-makers", gone=True)
+            window, end = RateWindow(), time.monotonic() + 20
+            severities: dict[str, str] = {}
+            while severities.get("filters-all") != "critical":
+                assert time.monotonic() < end
+                maker.put([replace(numbered(1), reward=each) for each in rewards])
+                state = window.rated(reader.look())
+                if state.tasks[0].rates is not None:  # it counts filtered groups as put, too
+                    severities = {each.code: each.severity for each in findings_of(state)}
+            assert "slow-makers" not in severities
+            maker.put(numbered(2))
+            taking.result().ack()
         maker.put(numbered(2))
         until(reader, "filters-all", gone=True)
 

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
-from redrb import BatchTimeout, ExperienceStream, Mixture, Status
+from redrb import BatchTimeout, ExperienceStream, Mixture, Status, Table
 from redrb.connection import deadline
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import Stop
@@ -180,6 +181,32 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
         assert stream.settings().values["groups_per_version"] == "1"
         assert "raise max_staleness" in admitted("as many are begun and not yet trained")
         assert stream.settings().values["groups_per_version"] == "4"
+
+
+@pytest.mark.parametrize("waits", ["take", "put", "admit", "take in parts", "put in parts", "rows"])
+def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypatch, caplog, waits):
+    monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
+    if waits == "rows":
+        table = Table(client, "train", namespace=namespace, limit=1)
+        table.put(["a"], {"x": torch.arange(1)})
+        with suppress(StoreFull):
+            table.put(["b"], {"x": torch.arange(1)}, timeout=0.1)
+    else:
+        options = {"max_staleness": 0, "groups_per_version": 1} if waits == "admit" else {}
+        options |= {"limit": 4, "partitions": 3 if "parts" in waits else 1}
+        with ExperienceStream(client, "math", namespace=namespace, **options) as stream:
+            stream.join_group()
+            with suppress(TimeoutError, StoreFull):
+                if waits == "admit":
+                    with stream.admit(1):
+                        stream.admit(1, timeout=0.1)
+                elif "put" in waits:
+                    stream.put_many([[numbered(each)] for each in range(40)], timeout=0.1)
+                else:
+                    stream.take(2, timeout=0.1)
+    [said, *_] = [each for each in caplog.messages if "s now" in each]
+    assert said.endswith(f"s now; `redrb doctor --namespace {namespace}` says why")
+    assert "producer" not in said
 
 
 def test_an_unused_task_is_named_with_similar_ones(client, namespace):

@@ -135,7 +135,7 @@ def test_troubles_show_with_what_to_do(server: Server, namespace: str, start: St
             ("dead-letters", "task poisoned"): "redrb dead ls poisoned --namespace",
             ("mixed-redrb", f"namespace {namespace}"): "pip install --upgrade CLONE_OR_WHEEL",
             ("full-task", "task full"): "redrb set full limit=4 --namespace",
-            ("blocked-makers", "task blocked"): "redrb-trainer RECIPE --task blocked --namespace",
+            ("blocked-makers", "task blocked"): "redrb stats blocked --namespace",
         }
         for (code, subject), command in expected.items():
             views.until(shows(code, subject, command), began + SOON_S)

@@ -90,7 +90,8 @@ def test_the_advice_about_a_dead_worker_fits_its_program() -> None:
 
     assert command("redrb-maker").startswith("redrb-maker RECIPE")
     assert command("redrb.cli.processes.supervised").startswith("redrb-maker RECIPE")
-    assert command("train.py").startswith("ps -o pid,stat,etime,args -p ")
+    assert command("train.py") == "python train.py"
+    assert command("-c").startswith("ps -o pid,stat,etime,args -p ")
 
 
 def test_makers_are_not_faster_than_a_trainer_that_hangs() -> None:
@@ -161,6 +162,9 @@ def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
     assert held({"h-2-yy": 5}, 5, 2) == [0, 0, 9, 0, 2]
     assert held({"h-2-yy": 5}, 7, 3) == [2, 2, 9, 1, 2]  # not all makers are listed
     assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
+    for role, left in (("maker", 3), ("trainer", 0)):  # it takes them over, and may not say so yet
+        workers[2] = replace(workers[2], role=role)
+        assert held({"h-2-yy": 5}, 5, 5)[3] == left
 
 
 def test_a_stall_names_the_rights_of_dead_makers_and_when_they_return() -> None:
@@ -265,20 +269,82 @@ def test_weights_that_began_anew_are_told_from_slow_makers() -> None:
     assert "actor is 3; the task knows version 42" in found.summary
 
 
-def test_only_programs_of_redrb_are_started_by_its_commands() -> None:
-    state = TROUBLES["blocked-makers"]()
+@pytest.mark.parametrize(
+    ("code", "missing"), [("blocked-makers", "trainer"), ("starved-trainer", "maker")]
+)
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_the_programs_of_a_task_are_started_by_the_commands_that_started_them(
+    code: str, missing: Any, partitions: int
+) -> None:
+    state = TROUBLES[code]()
     [task] = state.tasks
-    for ended, command in (
-        ("", "redrb-trainer RECIPE --task math"),
-        ("redrb-trainer", "redrb-trainer RECIPE --task math"),
-        ("train.py", "python train.py"),
-        ("jobs.train", "python -m jobs.train"),
+    of_redrb = f"redrb-{missing} RECIPE --task math" if partitions == 1 else "redrb stats math"
+    for program, ended, command in (
+        ("", "", of_redrb),
+        ("redrb-maker", "", of_redrb),
+        ("other.py", "", "redrb stats math"),  # no recipe is known here
+        ("other.py", "redrb-maker", of_redrb),
+        ("other.py", "my program.py", "python 'my program.py'"),
+        ("other.py", "jobs.train", "python -m jobs.train"),
+        ("other.py", "-c", of_redrb),
     ):
-        makers = [replace(each, program="maker.py") for each in task.workers]
-        trainer = replace(makers[0], role="trainer", life="ended", program=ended, waits_for="")
-        workers = (*makers, trainer) if ended else tuple(makers)
-        [found] = findings_of(replace(state, tasks=(replace(task, workers=workers),)))
-        assert found.command.startswith(command)
+        there = [replace(each, program=program) for each in task.workers]
+        gone = replace(there[0], role=missing, life="ended", program=ended, waits_for="")
+        older = replace(gone, name="older", program="older.py", seen_s=gone.seen_s + 1)
+        workers = (older, *there, gone) if ended else tuple(there)
+        changed = replace(task, workers=workers, partitions=partitions)
+        [found] = findings_of(replace(state, tasks=(changed,)))
+        assert (found.code, found.command) == (code, command)
+
+
+@pytest.mark.parametrize(
+    ("stuck", "code", "severity"),
+    [
+        ({"filtered": 16}, "filters-all", "critical"),
+        ({"waits_for": "weights", "waits_s": 61.0}, "waits-for-weights", "critical"),
+        ({"waits_for": "engine", "waits_s": 21.0}, "waits-for-engine", "warning"),
+    ],
+)
+def test_makers_that_all_put_nothing_are_no_slow_makers(
+    stuck: dict[str, Any], code: str, severity: str
+) -> None:
+    def found(
+        *, works: bool, waits_s: float, put: float = 0.0, role: Any = "trainer", none: bool = False
+    ) -> dict[str, str]:
+        state = with_worker("trainer", waits_for="batch", waits_s=waits_s)
+        [task] = state.tasks
+        workers = [
+            replace(each, role=role)
+            if each.role == "trainer"
+            else each
+            if works and i == 0
+            else replace(each, **stuck)
+            for i, each in enumerate(task.workers)
+            if each.role != "maker" or not none
+        ]
+        assert task.rates is not None
+        rates = replace(task.rates, put=put + 4, filtered=4)
+        task = replace(task, workers=tuple(workers), rates=rates)
+        return {each.code: each.severity for each in findings_of(replace(state, tasks=(task,)))}
+
+    assert found(works=False, waits_s=500.0) == {code: severity}
+    assert found(works=False, waits_s=500.0, role="stage") == {code: severity}
+    assert found(works=False, waits_s=1.0) == {code: "warning"}
+    unknown = found(works=False, waits_s=500.0, none=True)  # makers that announce nothing
+    assert unknown == {"slow-makers": "warning"}
+    for more in ({"works": True}, {"works": False, "put": 1.0}):
+        assert found(waits_s=500.0, **more) == {"slow-makers": "warning", code: "warning"}
+
+
+@pytest.mark.parametrize(("puts", "rights"), [(1, 0), (0, 2), (1, 2), (0, 0)])
+def test_only_what_waits_is_counted(puts: int, rights: int) -> None:
+    admission = AdmissionStats(waiting=rights, most=8)
+    state = with_stats(TROUBLES["blocked-makers"](), producers_waiting=puts, admission=admission)
+    [found] = findings_of(state)
+    assert ("put for room" in found.summary) == (puts > 0)
+    assert ("requests for the right" in found.summary) == (rights > 0)
+    assert "Waiting: 0" not in found.summary
+    assert "limit" not in found.cause
 
 
 def test_an_engine_may_be_away_for_a_moment() -> None:

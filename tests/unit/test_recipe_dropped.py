@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,6 +171,27 @@ def test_dropped_groups_count_in_the_trainers_metrics(
     assert step["reward"] == pytest.approx(0.375 - punishment)
     evaluations = [each["reward"] for each in events if each["event"] == "evaluation"]
     assert evaluations[-1] == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize("kind", [Rollouts, Completions, Episodes])
+def test_the_wait_for_a_right_in_which_a_maker_is_ended_is_an_event(
+    client: Client, namespace: str, kind: type[Recipe]
+) -> None:
+    bounds = {"reward_above": -1.0, "reward_below": 2.0, "max_staleness": 0, "maker_steps": 0}
+    recipe = kind(namespace=namespace, worker="m", prompts_per_step=1, **bounds)
+    events: Events = []
+
+    def write(event: str, **values: Any) -> None:
+        events.append({"event": event, **values})
+
+    with RecipeTrainer(client, recipe, lambda *_, **__: None) as trainer:
+        trainer.begin()
+        with recipe.maker(client, write) as maker:
+            threading.Timer(1.5, maker.stop).start()
+            maker.run()
+    assert {each["event"] for each in events[:-1]} == {"put"}
+    assert events[-1]["event"] == "waited"
+    assert 0.5 < events[-1]["admission_s"] <= events[-1]["step_s"]
 
 
 @given(

@@ -14,6 +14,7 @@ from torch import nn
 import redrb
 from redrb import Client, ExperienceStream
 from redrb.algorithms import Completion
+from redrb.errors import BatchTimeout
 from redrb.recipe import EpisodeRecipe, GRPORecipe, Recipe
 from redrb.recipe.trainer import RecipeTrainer
 from tests.networks import VOCABULARY, PlainActor, seeded
@@ -191,3 +192,18 @@ def test_a_target_of_0_is_reached_by_a_step_and_inf_never(
         stream.put_many([[numbered(reward)] for reward in range(8)])
         _, events = trained(client, recipe)
     assert len([event for event, _ in events if event == "step"]) == steps
+
+
+def test_the_wait_for_a_batch_that_did_not_come_is_an_event(client: Client, namespace: str) -> None:
+    recipe, events = Counted(namespace=namespace, target_reward=math.inf, idle_timeout=1.0), []
+    with (
+        ExperienceStream(client, recipe.task_name, namespace=namespace) as stream,
+        RecipeTrainer(client, recipe, lambda event, **all: events.append((event, all))) as trainer,
+    ):
+        trainer.begin()
+        stream.put_many([[numbered(reward)] for reward in range(3)])
+        with pytest.raises(BatchTimeout):
+            trainer.work()
+    event, values = next(each for each in reversed(events) if "wait_for_batch_s" in each[1])
+    assert event == "waited"
+    assert 0.9 < values["wait_for_batch_s"] < values["seconds"]

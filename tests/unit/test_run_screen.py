@@ -52,6 +52,28 @@ def test_a_job_that_stands_still_has_no_rate() -> None:
     assert history.rate > 0
 
 
+def test_a_standstill_names_the_newest_fault_until_a_step_comes() -> None:
+    now = 100.0
+    history = JobEvents(_clock=lambda: now)
+
+    def fault(number: int) -> None:
+        history.add(event("maker-1", "filtered", groups=1, why=f"fault {number}", kind=str(number)))
+
+    fault(0)
+    history.begin_run()  # a fault of an earlier run says nothing of this one
+    assert "fault" not in progress_line(1.0, history, None)
+    fault(1)
+    assert progress_line(1.0, history, None).endswith("; newest fault: fault 1")
+    for seconds in (1, 2, 3):
+        history.add(event("trainer", "step", seconds=seconds, samples=64, step=seconds))
+    for number in range(30):  # more kinds than are counted
+        fault(number)
+    assert "fault" not in progress_line(3.0, history, None)
+    now += 60
+    assert "no step for 60 s" in progress_line(63.0, history, None)
+    assert progress_line(63.0, history, None).endswith("; newest fault: fault 29")
+
+
 def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     now = 100.0
     history = JobEvents(_clock=lambda: now)

@@ -96,6 +96,19 @@ def test_versions_in_use_are_those_of_makers_that_name_the_weights() -> None:
     assert text.count("makers: 42") == 1
 
 
+def test_no_version_is_shown_as_none_of_makers_and_as_unknown_of_others() -> None:
+    state = sample_state()
+    code, math = state.tasks
+    workers = tuple(replace(each, weight_version=0, behind=0) for each in math.workers)
+    state = replace(state, tasks=(code, replace(math, workers=workers)))
+    text = printed(view_of(state), "math")
+    assert "3 makers: none" in text
+    rows = [each for each in text.splitlines() if "trainer-0" in each]
+    assert rows
+    assert not any("none" in each for each in rows)
+    assert sum("maker" in each and " none " in each for each in text.splitlines()) >= 3
+
+
 @pytest.mark.parametrize("width", [79, 119, 199])
 def test_no_figure_changes_the_columns(width: int) -> None:
     def headings(state: State) -> list[str]:

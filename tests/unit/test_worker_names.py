@@ -77,3 +77,22 @@ def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
     assert history.trainer_wait_share == 0.25
     assert history.share_of_makers(history.send_s) == 0.5
     assert history.share_of_makers(history.backpressure_s) == 0.25
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_waits_that_were_open_at_the_end_count(trainers: int) -> None:
+    history = JobEvents()
+    for number in range(trainers):
+        history.add({"event": "start", "step": 0, "weight_version": 1})
+        history.add({"event": "step", "seconds": 9.0, "wait_for_batch_s": 8.0, "samples": 1})
+        history.add({"event": "waited", "seconds": 184.0, "wait_for_batch_s": 175.0})
+        assert history.trained_s == 184.0 * (number + 1)
+        assert history.wait_for_batch_s == 175.0 * (number + 1)
+    assert history.trainer_wait_share == pytest.approx(175 * trainers / (184 * trainers - 9))
+    history.add({"event": "start", "step": 0, "weight_version": 1})
+    history.add({"event": "waited", "seconds": 500.0, "wait_for_batch_s": 500.0})  # no makers yet
+    assert history.wait_for_batch_s == 175.0 * trainers
+    waits = {"send_s": 0.0, "backpressure_s": 0.0}
+    history.add({"event": "put", "step_s": 10.0, "admission_s": 0.0, **waits})
+    history.add({"event": "waited", "step_s": 30.0, "admission_s": 30.0, **waits})
+    assert history.share_of_makers(history.admission_s) == 0.75

@@ -53,6 +53,7 @@ class JobEvents:
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
         ended: Why the newest trainer ended by itself; "": it has not.
+        newest_fault: Why the newest group since the newest step of this run was filtered; "": none.
     """
 
     reward_first: float | None = None
@@ -73,6 +74,7 @@ class JobEvents:
     runs_s: float = 0.0
     ended: str = ""
     faults: dict[str, FilteredReason] = field(default_factory=dict)
+    newest_fault: str = ""
     _before_s: float = 0.0
     _newest_s: float = 0.0
     _first_step: bool = True
@@ -93,7 +95,9 @@ class JobEvents:
         found = {name: n for name, n in numbers_of(event) if not isinstance(event[name], bool)}
         kind, number = event.get("event"), defaultdict(float, found)
         with self._lock:
-            if kind == "evaluation":
+            if kind == "start" and "step" in number:
+                self._begin_trainer()
+            elif kind == "evaluation":
                 self._seconds(number)
                 if "reward" in number:  # else all rewards of the evaluation have failed
                     self.reward_last = number["reward"]
@@ -107,7 +111,12 @@ class JobEvents:
                 self.weight_version = max(self.weight_version, int(number["weight_version"]))
                 self.weights_bytes_full += int(number["bytes_full"])
                 self.weights_bytes_sent += int(number["bytes_sent"])
-            elif kind == "put":
+            elif kind == "waited" and "wait_for_batch_s" in number:
+                seconds = self._seconds(number)
+                if self._steps_s and not self._first_step:
+                    self.wait_for_batch_s += number["wait_for_batch_s"]
+                    self._steps_s = self._steps_s[0], seconds
+            elif kind in ("put", "waited"):
                 self.maker_s += number["step_s"]
                 self.admission_s += number["admission_s"]
                 self.send_s += number["send_s"]
@@ -119,6 +128,7 @@ class JobEvents:
                 fault = self.faults.setdefault(fault_kind, FilteredReason(why))
                 fault.why, fault.groups = why, fault.groups + int(number["groups"])
                 self._unsaid |= {fault_kind} - self._said
+                self.newest_fault = str(event.get("why"))
             elif kind == "end":
                 self.ended = str(event.get("why") or "")
             elif kind == "finished":
@@ -127,7 +137,7 @@ class JobEvents:
     def begin_run(self) -> None:
         """Part the events of earlier runs, which were added, from those of this run."""
         with self._lock:
-            self.ended = ""
+            self.ended = self.newest_fault = ""
             self._recent.clear()
             self.staleness_newest = None
             self._unsaid.clear()
@@ -151,12 +161,14 @@ class JobEvents:
         """Seconds of training, of all trainers."""
         return self._before_s + self._newest_s
 
+    def _begin_trainer(self) -> None:
+        self._before_s, self._newest_s, self._first_step = self.trained_s, 0.0, True
+
     def _seconds(self, number: Mapping[str, float]) -> float:
         """Return the seconds of training at an event; the seconds of a new process begin at 0."""
         seconds = number.get("seconds", self._newest_s)
         if seconds < self._newest_s:
-            self._before_s += self._newest_s
-            self._first_step = True
+            self._begin_trainer()
         self._newest_s = seconds
         return self._before_s + self._newest_s
 
@@ -174,6 +186,7 @@ class JobEvents:
             self.wait_for_batch_s += number["wait_for_batch_s"]
         self._first_step = False
         self._recent.append((seconds, samples))
+        self.newest_fault = ""
         self._newest_at = self._clock()
 
     @property

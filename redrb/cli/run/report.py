@@ -110,11 +110,16 @@ def progress_line(seconds: float, history: JobEvents, stats: StreamStats | None)
     reward, newest, quiet_s = history.reward_last, history.staleness_newest, history.quiet_s
     stale = f"{newest[0]:.1f} (max {newest[1]:.0f})" if newest else "..."
     quiet = f", no step for {quiet_s:.0f} s" if quiet_s else ""
+    fault = (
+        ""
+        if history.rate or not history.newest_fault
+        else f"; newest fault: {history.newest_fault}"
+    )
     return (
         f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
         f"  {history.rate:6,.0f} samples/s{quiet}"
         f"  staleness {stale}  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
-    ).rstrip()
+    ).rstrip() + fault
 
 
 def _groups(stats: StreamStats) -> str:

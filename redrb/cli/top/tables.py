@@ -159,9 +159,12 @@ def _worker_row(worker: WorkerState) -> list[Text]:
 
 
 def weights_in_use(worker: WorkerState) -> Text:
-    """Return the weight version that a worker uses, and how far it was behind at its heartbeat."""
+    """Return the weight version that a worker uses, and how far it was behind at its heartbeat.
+
+    It is "-" of a trainer or a stage that announces none: it may have published some all the same.
+    """
     if not worker.weight_version:
-        return line(("none", DIM))
+        return line(("none" if worker.role == "maker" else "-", DIM))
     if not worker.behind:
         return line(f"{worker.weight_version}")
     return line(f"{worker.weight_version}, ", (f"{worker.behind} behind", WARN))
@@ -252,7 +255,10 @@ def users(weights: WeightsState, state: State) -> Text:
     versions = Counter(
         maker.weight_version for maker in makers if maker.alive and maker.weights_name in names
     )
-    parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
+    parts = [
+        f"{versions[version]} makers: {version or 'none'}"
+        for version in sorted(versions, reverse=True)
+    ]
     old = any(version < weights.version for version in versions)
     return line((", ".join(parts).replace("1 makers", "1 maker"), WARN if old else ""))
 

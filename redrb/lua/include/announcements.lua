@@ -2,11 +2,11 @@
 --
 -- workers is a sorted set: worker -> server's ms of its last announcement; announcements is a hash: worker ->
 -- "<newest weight version that the task knew then> <announcement>", packed by redrb/stream/worker.py. Both
--- lose a worker a minute after it has ended, and ten minutes after it fell silent.
+-- lose a worker ten minutes after it has ended, and twenty after it fell silent: so it outlives whom it replaced.
 --@include task
 
-local SILENT_MS = 600000
-local ENDED_MS = 60000
+local SILENT_MS = 1200000
+local ENDED_MS = 600000
 
 -- Store an announcement, '' or nil for none, and remove some that are over.
 local function announce(worker, packed, ended)

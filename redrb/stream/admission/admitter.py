@@ -116,10 +116,11 @@ class Admitter:
                 counted(reply.held, "right", "are"),
                 counted(reply.stored, "group", "are"),
             )
-            missing = f"{held} held and {stored} stored"
-        name = self._task.name
-        groups = counted(least, "group")
-        here().log(f"task {name!r}: a maker waits for the right to begin {groups}; {missing}")
+            first = ", which a trainer has to train first" if reply.stored else ""
+            missing = f"{held} held and {stored} stored{first}"
+        text = f"task {self._task.name!r}: a maker waits for the right to begin "
+        text += f"{counted(least, 'group')}; {missing}"
+        here().log(text, self._task.store.keys.namespace)
 
     def _refuse(self, reply: AdmitReply, least: int) -> None:
         """Raise the error of a request that no waiting can help."""

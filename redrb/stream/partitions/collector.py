@@ -399,10 +399,10 @@ class Collector:
                 continue
             if any(free[number] >= needs[number] for number in free):
                 continue
-            deadline.log(
-                f"task {self._task!r}: {len(collection) + sum(free.values())} of "
-                f"{counted(collection.request.count, 'group', 'are')} waiting in {count} partitions"
-            )
+            text = f"task {self._task!r}: {len(collection) + sum(free.values())} of "
+            text += f"{counted(collection.request.count, 'group', 'are')} waiting in "
+            namespace = self._partitions[0].store.keys.namespace
+            deadline.log(f"{text}{count} partitions", namespace)
             stores = [self._partitions[number].store for number in self._reach.near()]
             wait_for_any([(store.client, store.keys.wake(collection.waiter)) for store in stores])
             if not self._await_turn(collection, turn):

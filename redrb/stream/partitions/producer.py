@@ -272,7 +272,8 @@ class PartitionedProducer:
                 break
             if deadline.over:
                 raise refusal
-            deadline.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
+            text = f"task {self._task!r} has no room in {len(every)} partitions: a put waits"
+            deadline.log(text, self._partitions[0].store.keys.namespace)
             places.wait()
             put.refused.clear()
         others = [number for number in every if room.get(number, 0) < most]

@@ -134,7 +134,8 @@ class Room:
         name, deadline = attempt.pending.identity.name, here()
         if deadline.over:
             raise self._full(attempt, reply, self._where())
-        deadline.log(f"task {self._store.task!r} has no room: a put waits")
+        keys = self._store.keys
+        deadline.log(f"task {self._store.task!r} has no room: a put waits", keys.namespace)
         self._store.wait_for_wake(name)
 
     def _where(self) -> str:

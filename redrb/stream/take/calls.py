@@ -72,7 +72,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
             came first, the lease was lost, or ranks need the batch no more; "ranks": ranks take
             from this consumer group; "drawn": the task's order draws, and takes no query.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
-        blocked: Producers that wait for room, where too few groups are waiting.
+        blocked: Makers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale.
         others: Groups that wait with another status, where too few are waiting and the take is to
             report.

@@ -256,7 +256,8 @@ class Taker:
                     f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
                     f"{reply.amount} of {counted(request.count, 'group', 'are')} waiting, "
                     f"{expired} {agreeing(expired, 'were')} too stale, and "
-                    f"{counted(reply.blocked, 'producer', 'wait')} for room"
+                    f"{counted(reply.blocked, 'maker', 'wait')} for room",
+                    self._store.keys.namespace,
                 )
                 self._store.wait_for_wake(slot.waiter)
 

@@ -22,7 +22,7 @@ from redrb.unpacking import Reading
 from redrb.watch.state.calls import Observe, Observed, ObservedGroup
 from redrb.watch.state.histogram import Histogram
 from redrb.watch.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
-from redrb.watch.state.workers import Announced, in_order, without_replaced, worker_state
+from redrb.watch.state.workers import Announced, in_order, shown_of, worker_state
 
 
 def with_holdings(
@@ -31,10 +31,13 @@ def with_holdings(
     """Return the workers; those that are dead or have ended with what the task says they hold.
 
     Rights are counted by process. Leases are not counted by consumer: a dead worker holds at most
-    those that no living worker has announced.
+    those that the task counts, and none where another one that takes is live, as its heartbeats
+    take them over.
     """
+    takes = any(each.life == "live" and each.role != "maker" for each in workers)
     living = sum(each.leased for each in workers if each.alive)
-    leased = max(0, sum(group.stats.ledger.leased for group in groups) - living)
+    counted = sum(group.stats.ledger.leased for group in groups)
+    leased = 0 if takes else max(0, counted - living)
     rights = (groups[0].stats.admission if groups else None) or AdmissionStats()
     unlisted = max(0, rights.held - sum(rights.makers.values()))
 
@@ -168,7 +171,7 @@ def _task(name: str, parts: Sequence[_ObservedPartition]) -> TaskState:
     )
     stored = groups[0].stats if groups else StreamStats.of({})
     announced = _merged([part.workers for part in parts])
-    workers = without_replaced(announced)
+    workers = shown_of(announced)
     memory = [part.found.memory_bytes for part in parts]
     return TaskState(
         name=name,

@@ -16,15 +16,18 @@ from redrb.watch.state.model import Life, WorkerState
 SILENT_PERIODS = 1.3
 """A worker is silent when its announcement is late by three tenths of a period."""
 
-_ENDED_S = 540.0
+_ENDED_S = 600.0
 """By so much the time of a last announcement is set back: `include/announcements.lua`."""
 
 LATE = ("silent", "dead")
 """Lives of workers whose heartbeat did not come."""
 
 MOST_WORKERS = 200
-FORGOTTEN_MS = 600_000
+FORGOTTEN_MS = 1_200_000
 """Age of an announcement at which Redis removes it."""
+
+_SHOWN_S, _ENDED_SHOWN_S = 600.0, 60.0
+"""Age up to which a worker is shown; Redis keeps it for longer, as it may have replaced another."""
 
 
 def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
@@ -101,6 +104,15 @@ def without_replaced(workers: Sequence[WorkerState]) -> list[WorkerState]:
                     replaced.add(old.name)
                     used.add(each.name)
     return [each for each in workers if each.name not in replaced]
+
+
+def shown_of(workers: Sequence[WorkerState]) -> list[WorkerState]:
+    """Return the workers without those that were replaced, and those that are over for long."""
+    return [
+        worker
+        for worker in without_replaced(workers)
+        if worker.seen_s <= (_ENDED_SHOWN_S if worker.life == "ended" else _SHOWN_S)
+    ]
 
 
 def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from redrb.watch.state.findings.wording import (
-    OF_REDRB,
     command_line,
     finding_of,
     listed,
@@ -19,7 +17,7 @@ from redrb.watch.state.findings.wording import (
     task_finding,
     worker_command,
 )
-from redrb.watch.state.findings.workers import hanging
+from redrb.watch.state.findings.workers import hanging, standstill
 from redrb.watch.state.model import ConsumerGroupState, Finding, State, TaskState, WorkerState
 from redrb.watch.state.reader import MOST_NAMES
 from redrb.watch.state.workers import LATE
@@ -95,6 +93,8 @@ def _has_makers(task: TaskState) -> bool:
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
     made, hang = _has_makers(task), hanging(task)
+    if made and standstill(task):
+        return  # more of them would not help
     kind, long_s = (
         ("slow-makers", LONG_WITH_MAKERS_S) if made else ("starved-trainer", LONG_WITHOUT_MAKER_S)
     )
@@ -156,9 +156,16 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
     puts = _believed(task, stats.producers_waiting, "maker", "stage")
     rights = _believed(task, stats.admission.waiting if stats.admission else 0, "maker", "stage")
     longest = max((worker.waits_s for worker in blocked), default=0.0)
+    waits = [
+        f"{counted(number, what)} for {thing}"
+        for number, what, thing in (
+            (puts, "put", "room"),
+            (rights, "request", "the right to begin groups"),
+        )
+        if number
+    ]
     summary = (
-        f"Waiting: {counted(puts, 'put')} for room and "
-        f"{counted(rights, 'request')} for the right to begin groups"
+        f"Waiting: {' and '.join(waits) or counted(len(blocked), 'maker')}"
         + (f", the longest for {seconds(longest)}" if blocked else "")
         + f"; {counted(stats.stored, 'group', 'are')} stored"
         + (f", and the limit is {stats.limit:,}." if stats.limit else ".")
@@ -171,7 +178,8 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
             batch = task.number("groups_per_version") or 0
             if 0 < stats.limit < batch:
                 command = redrb_command(state, "set", task.name, "limit=none")
-                summary += f" A version trains {batch:,} groups, so no batch is ever full."
+                summary += f" A version trains {batch:,} groups, so no batch is ever full, and a "
+                summary += "trainer ends at once."
             yield finding_of("blocked-makers", subject_of(task), summary, command)
     elif puts and not hanging(task):
         limits = {name: task.number(name) for name in ("limit", "max_bytes")}
@@ -202,8 +210,4 @@ def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) ->
     """
     if group.name != GROUP_OF_TRAINERS or task.table:
         return redrb_command(state, "stats", task.name, f"--group={group.name}")
-    taken = [worker.program for worker in task.workers if worker.role == "trainer"]
-    own = next((program for program in taken if program and not program.startswith(OF_REDRB)), "")
-    if own:
-        return shlex.join(("python", own) if own.endswith(".py") else ("python", "-m", own))
     return worker_command(state, task, "trainer")

@@ -52,10 +52,16 @@ def redrb_command(state: State, *words: str) -> str:
 def worker_command(state: State, task: TaskState, role: Role) -> str:
     """Return the command that starts a worker on a task; words in capitals are for the user.
 
-    No command starts one on a task with partitions, or that claims rows of a table: that for its
-    figures is returned.
+    A program of the user that has worked in this role is started. Where only others of the user's
+    programs are known, and on a task with partitions, or that claims rows of a table, none of
+    redrb's fits: the command for the task's figures is returned.
     """
-    if task.partitions > 1 or task.table:
+    known = sorted((each for each in task.workers if each.program), key=lambda each: each.seen_s)
+    programs = [own_command(each) for each in known if each.role == role]
+    if programs and programs[0]:
+        return programs[0]
+    others = not programs and known and all(own_command(each) for each in known)
+    if others or task.partitions > 1 or task.table:
         return redrb_command(state, "stats", task.name)
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
@@ -136,6 +142,17 @@ def subject_of(task: TaskState) -> str:
 def of_redrb(worker: WorkerState) -> bool:
     """Return whether redrb's own commands start such a worker; yes where nothing is known of it."""
     return worker.program.startswith(OF_REDRB) or not worker.pid
+
+
+def own_command(worker: WorkerState) -> str:
+    """Return the command of a worker that is a program of the user, without its arguments.
+
+    It is "" of redrb's own, and where no file or module is known, as in `python -c`.
+    """
+    program = worker.program
+    if of_redrb(worker) or not program or program.startswith("-"):
+        return ""
+    return shlex.join(("python", program) if program.endswith(".py") else ("python", "-m", program))
 
 
 def of_workers(

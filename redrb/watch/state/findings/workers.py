@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from redrb.stream.worker import EQUAL_REWARDS
+from redrb.stream.worker import EQUAL_REWARDS, WaitsFor
 from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
     finding_of,
     of_redrb,
     of_workers,
+    own_command,
     redrb_command,
     seconds,
     worker_command,
@@ -32,6 +34,9 @@ EQUAL_STEPS = 20
 
 ALL_FILTERED = 16
 """Groups in a row that a maker filters, after which it is no chance."""
+
+LONG_STARVED_S = 5.0
+"""Seconds for which a trainer waits before makers that put nothing are a standstill."""
 
 LEAST_HANG_S = 60.0
 """A step does not hang before, unless its owner has given a limit."""
@@ -75,10 +80,10 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
 
 
 def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
-    """Return the command of redrb that starts a worker; that of another program is not known."""
+    """Return the command that starts a worker again; ps where its program is not known."""
     if of_redrb(worker):
         return worker_command(state, task, worker.role)
-    return f"ps -o pid,stat,etime,args -p {worker.pid}"
+    return own_command(worker) or f"ps -o pid,stat,etime,args -p {worker.pid}"
 
 
 def hanging(task: TaskState) -> list[WorkerState]:
@@ -92,6 +97,38 @@ def hanging(task: TaskState) -> list[WorkerState]:
         and (worker.step_limit_s or worker.usual_step_s)  # it has ended a step before
         and worker.step_s > (worker.step_limit_s or max(LEAST_HANG_S, LONGER * worker.usual_step_s))
     ]
+
+
+def _filters_all(worker: WorkerState) -> bool:
+    return worker.filtered >= ALL_FILTERED
+
+
+def _lacks(what: WaitsFor, worker: WorkerState) -> bool:
+    long_s = ENGINE_AWAY_S if what == "engine" else LONG_WITHOUT_WEIGHTS_S
+    return worker.waits_for == what and worker.waits_s >= long_s
+
+
+def standstill(task: TaskState) -> bool:
+    """Return whether a taker waits, and no living maker puts, of each of which a finding says why.
+
+    A stage that waits for a batch takes from this task, and makes nothing for it.
+    """
+    alive = [each for each in task.workers if each.alive]
+    waits_s = max((each.waits_s for each in alive if each.waits_for == "batch"), default=0.0)
+    useless = [
+        _filters_all(each) or _lacks("weights", each) or _lacks("engine", each)
+        for each in alive
+        if each.role != "trainer" and each.waits_for != "batch"
+    ]
+    # filtered groups count as put, too
+    puts = task.rates is not None and task.rates.put > task.rates.filtered
+    return waits_s >= LONG_STARVED_S and not puts and bool(useless) and all(useless)
+
+
+def _at_worst(task: TaskState, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield findings about makers, which are critical at a standstill."""
+    for finding in findings:
+        yield replace(finding, severity="critical") if standstill(task) else finding
 
 
 def _steps(state: State, task: TaskState) -> Iterator[Finding]:
@@ -125,16 +162,17 @@ def _steps(state: State, task: TaskState) -> Iterator[Finding]:
         lambda _: redrb_command(state, "inspect", task.name),
     )
 
-    yield from of_workers(
+    filtering = of_workers(
         "filters-all",
         task,
-        [each for each in task.workers if each.life == "live" and each.filtered >= ALL_FILTERED],
+        [each for each in task.workers if each.life == "live" and _filters_all(each)],
         lambda worker: (
             f"All of its last {worker.filtered:,} groups were filtered"
             + (f"; the newest fault: {worker.fault}." if worker.fault else ".")
         ),
         lambda _: redrb_command(state, "stats", task.name),
     )
+    yield from _at_worst(task, filtering)
 
 
 def _held(worker: WorkerState) -> str:
@@ -162,20 +200,19 @@ def _place(worker: WorkerState) -> str:
 
 def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     makers = [worker for worker in task.workers if worker.role == "maker" and worker.life == "live"]
-    waits = (maker for maker in makers if maker.waits_for == "weights")
-    waiting = [maker for maker in waits if maker.waits_s >= LONG_WITHOUT_WEIGHTS_S]
-    yield from of_workers(
+    waiting = of_workers(
         "waits-for-weights",
         task,
-        waiting,
+        [maker for maker in makers if _lacks("weights", maker)],
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         lambda _: redrb_command(state, "weights", "ls"),
     )
+    yield from _at_worst(task, waiting)
     figures = redrb_command(state, "stats", task.name)
     yield from of_workers(
         "waits-for-engine",
         task,
-        [each for each in makers if each.waits_for == "engine" and each.waits_s >= ENGINE_AWAY_S],
+        [each for each in makers if _lacks("engine", each)],
         lambda maker: f"Its inference server has not answered for {seconds(maker.waits_s)}.",
         lambda _: figures,
     )
