@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from redis.exceptions import RedisError
@@ -22,6 +24,15 @@ MOST_NAMESPACES: Final = 10
 _NAMESPACE = re.compile(rb"redrb:\{([^:{}]+):weights:.*")
 
 _log = logging.getLogger("redrb")
+
+
+@contextmanager
+def announced_wait(client: Client) -> Iterator[None]:
+    """In this block, workers of a client that have begun nothing announce that it waits."""
+    with ExitStack() as waiting:
+        for worker in list(client.workers):
+            waiting.enter_context(worker.awaiting_first_weights())
+        yield
 
 
 class MissingWeights:
