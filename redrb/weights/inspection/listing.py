@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,6 +10,7 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, is_name
+from redrb.processes import process_name
 from redrb.registry import Registry
 from redrb.unpacking import Reading
 from redrb.weights.reading.catalogue import Catalogue, Pin
@@ -134,7 +134,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     deleted = {entry.decode() for entry, _ in entries}
     if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(uuid.uuid4().hex), True
+    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(process_name()), True
     while more:
         page = run(node, keys, remove)
         more = page.more
