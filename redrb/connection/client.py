@@ -292,10 +292,10 @@ _SCANNED = 1000
 """Keys, or fields of a hash, that one request looks at."""
 
 
-def scan(client: Client, pattern: str) -> Iterator[bytes]:
-    """Yield the keys of one server that match a pattern; a key may come twice."""
+def scan(client: Client, pattern: str, *, until: Deadline | None = None) -> Iterator[bytes]:
+    """Yield the keys of one server that match a pattern, until a deadline; a key may come twice."""
     cursor = b""
-    while cursor != b"0":
+    while cursor != b"0" and (until is None or not until.over):
         cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
         yield from found
 

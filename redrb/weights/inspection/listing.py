@@ -11,7 +11,7 @@ from redrb.connection.client import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, is_name
 from redrb.processes import process_name
-from redrb.registry import Registry
+from redrb.registry import Registry, elsewhere, namespaces
 from redrb.unpacking import Reading
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.wire import stored_keys
@@ -66,7 +66,7 @@ def nothing_published(client: Client, name: str, namespace: str) -> str:
     if others:
         more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
         return f"{message}: there are {', '.join(others[:_LISTED])}{more}."
-    return f"{message}, and no others: --namespace names another namespace."
+    return f"{message}, and no others: {elsewhere(namespaces(client))}."
 
 
 def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple[TensorEntry, ...]:
