@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import redis
@@ -29,13 +29,6 @@ VALUE = "a value of this request"
 
 _SHORT_S = 5.0
 """Requests with less time are those of heartbeats and loops, which come again."""
-
-
-class Announcing(Protocol):
-    """Announces what its process waits for."""
-
-    def awaiting_first_weights(self) -> AbstractContextManager[None]:
-        """Announce in this block that it waits for weights, if it has begun nothing."""
 
 
 class Client(Entered):
@@ -73,7 +66,7 @@ class Client(Entered):
         self._outage: Outage | None = None
         self._most_bytes = SURE_BYTES  # of a value, as far as is known
         self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
-        self.workers: WeakSet[Announcing] = WeakSet()
+        self.workers: WeakSet[Any] = WeakSet()  # of its streams, which announce what it waits for
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
