@@ -31,6 +31,10 @@ def is_task(name: str) -> bool:
     return is_name(table) and (is_name(task) if colon else True)
 
 
+REGISTRIES = "redrb:{*}:registry"
+"""Pattern of the keys of the registries of all namespaces."""
+
+
 def registry_key(namespace: str) -> str:
     """Return the key that holds the names of the tasks and weights of a namespace."""
     return f"redrb:{{{check_name('namespace', namespace)}}}:registry"

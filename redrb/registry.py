@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
+from redis.exceptions import RedisError
+
 from redrb.connection import Client
-from redrb.errors import StoreDenied, StoreFull, StoreUnavailable
-from redrb.keys import registry_key
+from redrb.connection.client import scan
+from redrb.connection.deadline import Deadline
+from redrb.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
+from redrb.keys import REGISTRIES, is_name, registry_key
 
 Kind: TypeAlias = Literal["task", "table", "weights"]
 
@@ -16,7 +21,28 @@ NAMES_OF_A_CALL: Final = 1000
 
 ODD_NAME: Final = "nothing can have this name in the registry: another program entered it"
 
+_SEARCH_S = 1.0
+_NAMED = 10
+
 _log = logging.getLogger("redrb")
+
+
+def namespaces(client: Client) -> tuple[str, ...]:
+    """Return the namespaces that have names, as far as they are found within a second."""
+    found: set[str] = set()
+    with suppress(RedisError, StoreError), Deadline(at_most=_SEARCH_S) as deadline:
+        for primary in client.primaries():
+            for key in scan(primary, REGISTRIES, until=deadline):
+                found.add(key.decode(errors="replace").removeprefix("redrb:{").partition("}")[0])
+    return tuple(sorted(filter(is_name, found)))
+
+
+def elsewhere(namespaces: Sequence[str]) -> str:
+    """Return what to say where a namespace has nothing; `namespaces` are the others."""
+    beyond = len(namespaces) - _NAMED
+    more = f" and {beyond:,} more" if beyond > 0 else ""
+    named = f": {', '.join(namespaces[:_NAMED])}{more}" if namespaces else ""
+    return f"--namespace names another one{named}"
 
 
 class Registry:

@@ -68,6 +68,17 @@ def replacing(target: Path, *, staged: Path | None = None) -> Iterator[IO[bytes]
     sync_folder(target.parent)
 
 
+def check_writable(folder: Path, name: str) -> None:
+    """Make a folder, and in it what `staging` makes for the file `name`.
+
+    Raises:
+        OSError: No file can be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with staging(folder / name):
+        pass
+
+
 def staging_folders(target: Path) -> list[Path]:
     """Return the folders in which processes write `target`."""
     prefix = f".{target.name}."

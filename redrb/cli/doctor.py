@@ -109,6 +109,7 @@ def _record(report: Report) -> dict[str, object]:
 
 
 def _lines(report: Report, only: str) -> Iterator[str]:
+    from redrb.registry import elsewhere
     from redrb.watch.state.findings.wording import listed
 
     for ping in report.pings:
@@ -123,7 +124,9 @@ def _lines(report: Report, only: str) -> Iterator[str]:
         weights = listed([one.name for one in report.state.weights]) or "none"
         tables = listed([one.name for one in report.state.tables])
         tables = f"; tables {tables}" if tables else ""
-        yield f"namespace {report.state.namespace}: tasks {tasks}{tables}; weights {weights}"
+        empty = (tasks, tables, weights) == ("none", "", "none")
+        more = f"; {elsewhere(report.state.others)}" if empty else ""
+        yield f"namespace {report.state.namespace}: tasks {tasks}{tables}; weights {weights}{more}"
     for repair in report.repairs:
         outcome = "REPAIRED" if repair.done else "NOT REPAIRED"
         yield ""

@@ -42,6 +42,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
+    from redrb.registry import elsewhere
     from redrb.watch.state.reader import StateReader
 
     with connect(options.url) as client:
@@ -50,9 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         ).look()
         if not (state.tasks or state.tables or state.weights):
             where = f"namespace {options.namespace!r} at {client.where}"
-            text = (
-                f"there are no tasks, tables and weights in {where}; --namespace names another one."
-            )
+            text = f"there are no tasks, tables and weights in {where}; {elsewhere(state.others)}."
             print(f"redrb: {text}", file=sys.stderr)
     note_damage("task", state.tasks)
     note_damage("table", state.tables)

@@ -20,7 +20,12 @@ def add_to(commands: Commands) -> None:
         help="file, or directory of a task with partitions",
     )
     resume = add_command(
-        commands, "resume", "fill a new task or table from a file", _resume, subject=TASK
+        commands,
+        "resume",
+        "fill a new task or table from a file. To go on with a job, run the same command again, "
+        "as docs/how-to/plain-processes.md says under Restart.",
+        _resume,
+        subject=TASK,
     )
     resume.add_argument("path", metavar="PATH", type=Path, help="file or directory of `redrb save`")
     text = "write a task's groups as JSON lines and safetensors"

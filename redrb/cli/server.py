@@ -28,6 +28,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from redrb.cli.run.worker_process import Death
     from redrb.connection.embedded import EmbeddedServer
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -35,10 +36,13 @@ def _run(options: argparse.Namespace) -> int:
         url, name = f"unix://{server.socket}", server.program.name
         lines = (f"{name} serves this machine at", f"  {variable_of('url')}={url}", "until Ctrl-C")
         show({"url": url, "program": name}, lines, as_json=options.json)
-        _, log = server.wait()
+        status, log = server.wait()
+        # the log of a killed server says nothing of it
+        last = "" if status < 0 else f"; the last line of its log: {log.rpartition(chr(10))[2]}"
+        again = "the same command starts it again, and programs wait for up to a minute"
         raise StoreUnavailable(
-            f"the server at {server.socket} has ended; the last line of its log: "
-            f"{log.rpartition(chr(10))[2]}",
+            f"the server at {server.socket} {Death(status, 0.0, log).why}{last}. "
+            f"{again if options.directory else 'It kept no data'}.",
             where=str(server.socket),
         )
     return 0

@@ -67,13 +67,17 @@ def add_to(commands: Commands) -> None:
 def _ls(options: argparse.Namespace) -> int:
     from redrb.cli.ls import MOST_NAMES, note_damage, weight_lines
     from redrb.connection import connect
+    from redrb.registry import elsewhere
     from redrb.watch.state.reader import StateReader
 
     with connect(options.url) as client:
         state = StateReader(client, options.namespace, most_names=MOST_NAMES).look()
     if not state.weights:
         where = f"namespace {options.namespace!r} at {state.where}"
-        print(f"redrb: no weights are published in {where}.", file=sys.stderr)
+        print(
+            f"redrb: no weights are published in {where}; {elsewhere(state.others)}.",
+            file=sys.stderr,
+        )
     note_damage("weights", state.weights)
     show(list(map(asdict, state.weights)), weight_lines(state), as_json=options.json)
     return 0

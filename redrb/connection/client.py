@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import redis
 from redis.exceptions import RedisError
@@ -66,6 +66,7 @@ class Client(Entered):
         self._outage: Outage | None = None
         self._most_bytes = SURE_BYTES  # of a value, as far as is known
         self.before_close: WeakKeyDictionary[object, Callable[[bool], None]] = WeakKeyDictionary()
+        self.workers: WeakSet[Any] = WeakSet()  # of its streams, which announce what it waits for
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
@@ -284,10 +285,10 @@ _SCANNED = 1000
 """Keys, or fields of a hash, that one request looks at."""
 
 
-def scan(client: Client, pattern: str) -> Iterator[bytes]:
-    """Yield the keys of one server that match a pattern; a key may come twice."""
+def scan(client: Client, pattern: str, *, until: Deadline | None = None) -> Iterator[bytes]:
+    """Yield the keys of one server that match a pattern, until a deadline; a key may come twice."""
     cursor = b""
-    while cursor != b"0":
+    while cursor != b"0" and (until is None or not until.over):
         cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
         yield from found
 

@@ -27,7 +27,10 @@ class JobSettings(RecipeSettings):
         "where Redis is, e.g. redis://host:6379/0; a password only in the variable"
     )
     namespace: str = option("default", "keeps experiments on one server apart")
-    task: str = option("", "task whose stream the workers share; default: the recipe's name")
+    task: str = option(
+        "",
+        "task whose stream the workers share; default: the recipe's class in lower case",
+    )
     weights: str = option("", "name under which weights are published; default: the task's")
     worker: str = option(
         "",

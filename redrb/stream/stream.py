@@ -164,6 +164,7 @@ class ExperienceStream(OpenTask, Closing):
         home = partitions[0]
         self.worker = home.worker
         self.worker.weights_name = weights or ""
+        client.workers.add(self.worker)
         self._preparer, self._consumer, self._admitter = home.preparer, home.consumer, home.admitter
         self._producer: Puts = home.producer
         self._taker: Takes = home.taker

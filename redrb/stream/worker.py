@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
@@ -157,6 +157,7 @@ class Worker:
         self._leases: weakref.ref[Holding] | None = None
         self._rights: weakref.ref[Holding] | None = None
         self._whole: Worker | None = None
+        self._closed = False
         self._begin()
         in_child(self._begin)
 
@@ -235,6 +236,11 @@ class Worker:
         finally:
             self._waits.pop(token, None)
 
+    def awaiting_first_weights(self) -> AbstractContextManager[None]:
+        """Announce in this block that it waits for weights, if it has begun nothing."""
+        begun = self._closed or self._takes or self._groups or self.role not in (None, "maker")
+        return nullcontext() if begun else self.waiting("weights")
+
     def announcement(self) -> bytes:
         """Return the announcement of now, packed."""
         now = time.monotonic()
@@ -263,6 +269,7 @@ class Worker:
 
     def close(self) -> None:
         """Announce the end, if it was announced before; while Redis is away nothing is said."""
+        self._closed = True
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:

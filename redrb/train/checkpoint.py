@@ -28,7 +28,7 @@ from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
-from redrb.staging import may_pass, replacing
+from redrb.staging import check_writable, may_pass, replacing
 from redrb.train.world import rank_here, world_size_here
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
@@ -141,7 +141,7 @@ def _classes(parts: Mapping[str, Stateful]) -> dict[str, str]:
 class Checkpoints:
     """The checkpoints in one directory: files named by step, of which the newest are kept.
 
-    The directory is made when the first checkpoint is written.
+    The directory is made when the first checkpoint is written, or checked.
     """
 
     directory: Path
@@ -161,6 +161,11 @@ class Checkpoints:
         """Return the steps of all checkpoints, the newest last."""
         found = (_NAME.fullmatch(path.name) for path in self.directory.glob("checkpoint-*.pt"))
         return sorted(int(name[1]) for name in found if name)
+
+    def check(self) -> None:
+        """Find out before any work whether checkpoints can be written; raises as `save` does."""
+        with self._writing():
+            check_writable(self.directory, "checkpoint")
 
     def save(self, parts: Mapping[str, Stateful], position: Position, unacked: Unacked) -> None:
         """Write a checkpoint; a crash leaves either the previous one or the new one, complete.
@@ -240,9 +245,11 @@ class Checkpoints:
         except OSError as error:
             text = f"no checkpoint can be written to {self.directory}: {error}"
             if may_pass(error):
+                steps = self.steps()
+                begins = f"goes on from {self._path(steps[-1])}" if steps else "begins anew"
                 raise CheckpointFailed(
                     f"{text}. Make room on the disk, or make it writable; a trainer that starts "
-                    "again goes on from the checkpoint before."
+                    f"again {begins}."
                 ) from error
             raise ConfigError(f"{text}. Give another directory.") from error
 

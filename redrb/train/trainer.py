@@ -107,7 +107,8 @@ class Trainer(Closing):
             ten times the longest step of late, and at least a minute.
 
     Raises:
-        ConfigError: A name, number or option cannot be used.
+        ConfigError: A name, number or option cannot be used, or no file written in checkpoint_dir.
+        CheckpointFailed: The disk of checkpoint_dir is full, read-only or failing.
         StoreUnavailable: Redis could not be reached.
 
     Attributes:
@@ -160,6 +161,7 @@ class Trainer(Closing):
         if checkpoint_dir is not None:
             owner = f"trainer {name!r}, task {stream.namespace}:{stream.task}"
             checkpoints = Checkpoints.of_rank(checkpoint_dir, owner, rank)
+            checkpoints.check()
         self._loop = TrainingLoop(self, batches, checkpoints, checkpoint_every, hooks)
         worker = stream.worker
         worker.steps.limit_s = checked_stop_seconds("step_limit", step_limit)

@@ -13,6 +13,7 @@ from torch import nn
 from redrb import Client, WeightPublisher, WeightSubscriber
 from redrb.connection.stop import Stop
 from redrb.errors import WeightTimeout
+from redrb.registry import Registry
 from redrb.train.broadcast import Broadcast
 from redrb.train.engines import weights as engine_weights
 from redrb.train.engines.weights import EngineWeights
@@ -106,6 +107,19 @@ def test_a_server_that_follows_weights_of_another_namespace_names_it(
 def test_a_wait_for_weights_that_nobody_has_published(client, namespace, caplog):
     text = logged(caplog, follower, client, namespace, namespace)
     assert "nobody has published weights of this name in any namespace here" in text
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("others", [1, 10, 11, 1000])
+def test_a_wait_for_a_mistyped_name_names_the_weights_of_the_namespace(
+    client, namespace, others, caplog
+):
+    registry = Registry(client, namespace)
+    for number in range(others):
+        registry.add("weights", f"sort-{number:04}")
+    text = logged(caplog, subscriber, client, namespace, f"toi-{namespace}")
+    names = [f"'sort-{number:04}'" for number in range(min(others, 10))]
+    assert text.endswith(f"This namespace has weights {', '.join(names)}")
 
 
 @pytest.mark.usefixtures("at_once")

@@ -23,6 +23,8 @@ from redrb.recipe.trainer import RecipeTrainer
 from redrb.train.episodes import EpisodeMaker
 from redrb.watch.state.model import WorkerState
 from redrb.watch.state.observer import Observer
+from redrb.weights.reading.missing import announced_wait
+from tests.samples import numbered
 
 MOST_S = 2.0
 """Longer than an announcement at once, and shorter than the time until the first heartbeat."""
@@ -67,6 +69,39 @@ def test_a_maker_that_waits_for_its_first_weights(kind, client):
         assert (found.role, found.label) == ("maker", "maker-1")
         running.result(20)
     assert announced(client).life == "ended"
+
+
+def subscriber(client: Client) -> None:
+    redrb.WeightSubscriber(client, "toi").wait(timeout=20)
+
+
+def standby(client: Client) -> None:
+    with redrb.WeightSubscriber(client, "toi").standby(nn.Linear(1, 1)) as standby:
+        standby.wait(timeout=20)
+
+
+@pytest.mark.parametrize("wait", [subscriber, standby])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_an_own_loop_that_waits_for_its_first_weights(wait, partitions, client):
+    options: dict[str, Any] = {"weights": "toy", "partitions": partitions}
+    with redrb.ExperienceStream(client, "toy", **options) as stream, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, client)
+        found = announced(client, lambda worker: worker.waits_for == "weights")
+        assert (found.role, found.weights_name) == ("maker", "toy")
+        redrb.WeightPublisher(client, "toi").publish(nn.Linear(1, 1))
+        waiting.result(20)
+        assert not stream.worker._waits
+
+
+def test_a_loop_that_has_begun_or_ended_waits_for_no_first_weights(client):
+    with redrb.ExperienceStream(client, "math") as made:
+        made.put(numbered(1))
+        closed = redrb.ExperienceStream(client, "math")
+        closed.close()
+        taken = redrb.ExperienceStream(client, "math")
+        taken.take(1, timeout=5).ack()
+        with announced_wait(client):
+            assert not any(stream.worker._waits for stream in (made, closed, taken))
 
 
 def test_a_trainer_of_a_recipe_that_makes_its_models(client):

@@ -1,8 +1,11 @@
 """Publisher and subscriber, the same on fakeredis and on real servers."""
 
 import dataclasses
+import os
+import socket
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -316,10 +319,24 @@ def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
         original(*arguments, **options)
 
     monkeypatch.setattr(upload, "upload", send)
-    with pytest.raises(PublisherFenced):
+    with pytest.raises(PublisherFenced) as caught:
         publisher.publish({"a": torch.ones(1)})
+    place = f"process {os.getpid()} on {socket.gethostname()}, at {datetime.now(UTC):%Y-%m-%d}"
+    assert place in str(caught.value)
     assert keys() == before
     assert subscriber.latest().version == 1
+
+
+_OWNED = b" host-1-" + b"0" * 20
+
+
+@pytest.mark.parametrize("end", [b" x", b" \xff-1-" + b"0" * 20, b"9" * 300 + _OWNED, _OWNED])
+def test_a_fenced_publisher_names_only_an_owner_of_redrb(client, namespace, publisher, end):
+    fence = f"redrb:{{{namespace}:weights:actor}}:fence"
+    client.at(fence).execute("HSET", fence, "owner", b"9" * 17 + end)
+    with pytest.raises(PublisherFenced) as caught:
+        publisher.publish({"a": torch.ones(1)})
+    assert ("by process 1 on host" in str(caught.value)) is (end == _OWNED)
 
 
 def test_loading_waits_for_the_holder_of_the_lock(client, namespace, publisher):

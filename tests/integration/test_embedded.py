@@ -333,9 +333,10 @@ def start_command(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     return command, second.strip().removeprefix("REDRB_URL=")
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("how", ["shutdown", "kill"])
-def test_the_command_ends_when_its_server_does(how):
-    command, url = start_command()
+def test_the_command_ends_when_its_server_does(how, kept, tmp_path):
+    command, url = start_command(*[str(tmp_path / "data")] * kept)
     socket = Path(url.removeprefix("unix://"))
     with command, redrb.connect(url, retry_s=0) as client:
         if how == "shutdown":
@@ -346,9 +347,12 @@ def test_the_command_ends_when_its_server_does(how):
             psutil.Process(int(info.partition("process_id:")[2].split()[0])).kill()
         out, err = command.communicate(timeout=20)
     assert (command.returncode, out) == (1, "")
-    assert err.startswith(f"redrb: the server at {socket} has ended; the last line of its log: ")
+    assert err.startswith(f"redrb: the server at {socket} ")
+    assert ("was killed by SIGKILL (" in err) is (how == "kill")
+    assert ("the last line of its log: " in err) is (how == "shutdown")
+    assert ("the same command starts it again" in err) is kept
     assert err.count("\n") == 1
-    assert not socket.parent.exists()
+    assert socket.parent.exists() is kept
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

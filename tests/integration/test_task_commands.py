@@ -10,10 +10,11 @@ import time
 from argparse import Namespace
 from typing import Any
 
+import pytest
 import torch
 
 import redrb
-from redrb import ExperienceStream
+from redrb import ExperienceStream, registry
 from redrb.cli import stats
 from tests.samples import numbered
 
@@ -35,6 +36,23 @@ def test_ls_lists_tasks_and_weights(store, namespace, run):
         assert task.split()[:6] == ["math", "lifo", "1", "1", "0", "2"]
         assert weights.split()[:3] == ["actor", "1", "full"]
         lease.release()
+
+
+@pytest.mark.parametrize(
+    "words", ["ls", "weights ls", "weights show x", "doctor --over 0.2", "top --once"]
+)
+def test_a_command_that_finds_nothing_names_other_namespaces(
+    words, store, namespace, run, monkeypatch
+):
+    monkeypatch.setattr(registry, "REGISTRIES", f"redrb:{{{namespace}*}}:registry")
+    others = [f"{namespace}-{number:03}" for number in range(120)]
+    for made in (0, 1, 10, 11, 120) if words == "ls" else (11,):
+        for each in others[:made]:
+            registry.Registry(store, each).add("task", "math")
+        named = f": {', '.join(others[: min(made, 10)])}" if made else ""
+        more = f" and {made - 10} more" if made > 10 else ""
+        said = " ".join(" ".join(run(*words.split())[1:]).split())
+        assert f"--namespace names another one{named}{more}" in said
 
 
 def test_stats_shows_workers_rates_staleness_and_admission(store, namespace, run):

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -26,6 +27,7 @@ from redrb.recipe import GRPORecipe
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
 from redrb.recipe.prompts import endless
+from redrb.watch.state.observer import Observer
 from tests import warm
 from tests.servers import Server, await_server, free_port, programs
 from tests.tools import need
@@ -152,10 +154,35 @@ def test_an_own_loop_with_kills_and_a_restart(
     ledger = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", rest.splitlines()[-1])}
     assert ledger["acked"] >= 60 * 16 - 16
     assert ledger.pop("put") == sum(ledger.values())
-    for maker in makers[1:]:
-        maker.send_signal(signal.SIGINT)
+    for maker, number in zip(makers[1:], (signal.SIGINT, signal.SIGTERM), strict=True):
+        maker.send_signal(number)
         maker.communicate(timeout=60)
         assert maker.returncode == 0
+
+
+@pytest.mark.parametrize("program", ["maker.py", "trainer.py"])
+@ONE_SERVER
+def test_a_program_of_an_own_loop_that_gets_sigterm_ends_in_order(
+    program: str, terminal: tuple[Terminal, Server], tmp_path: Path
+) -> None:
+    shell, server = terminal
+    write_files("own-loop", tmp_path)
+    process = shell.start(program)
+    with redrb.connect(server.url) as client, Observer(client, "default", every_s=0.1) as observer:
+
+        def await_life(*lives: str) -> None:
+            view, end = observer.newest(), time.monotonic() + 60
+            while time.monotonic() < end:
+                tasks = view.state.tasks if view.state else ()
+                if any(worker.life in lives for task in tasks for worker in task.workers):
+                    return
+                view = observer.wait(view.number, 5)
+            raise AssertionError(view.state)
+
+        await_life("live")
+        process.terminate()
+        process.communicate(timeout=30)
+        await_life("ended")
 
 
 def test_the_recipe_of_a_first_job_learns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+import redrb
 from redrb import BufferItem, make_experience_batch
 from redrb.cli.processes.lifetime import exit_status
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
 from redrb.train.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
+from redrb.train.engines import EngineWeights
 from tests.disks import fill, read_only, small_disk
 
 
@@ -140,10 +143,48 @@ def test_metadata_has_the_limits_of_groups(tmp_path: Path) -> None:
             checkpoints.load(1, {})
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="no checkpoint can be written"):
-        Checkpoints(tmp_path / "file" / "run", owner="me").save({}, Position(), {})
+class NoTrainer(redrb.DetachedTrainer):
+    def training_step(self, experience: redrb.Experience) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
+        raise NotImplementedError
+
+
+def save(client: redrb.Client, folder: Path) -> None:
+    Checkpoints(folder, owner="me").save({}, Position(), {})
+
+
+def start(client: redrb.Client, folder: Path) -> None:
+    NoTrainer([], client=client, checkpoint_dir=folder)
+
+
+def start_rank(client: redrb.Client, folder: Path) -> None:
+    NoTrainer([], client=client, checkpoint_dir=folder, rank=0, world_size=2)
+
+
+def give_weights(client: redrb.Client, folder: Path) -> None:
+    engine: Any = None  # it gets nothing
+    EngineWeights(client, "actor", engine, folder)
+
+
+USES = [save, start, start_rank, give_weights]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_directory_that_cannot_be_written_is_named_at_the_start(
+    use: Callable[[redrb.Client, Path], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "file" / "run"
+    with redrb.connect(f"fake://{tmp_path.name}") as client:
+        use(client, tmp_path / "run")
+        left = [path for path in (tmp_path / "run").rglob("*") if not path.is_dir()]
+        assert len(left) == (use is save)
+        folder.parent.write_text("")
+        with pytest.raises(ConfigError, match=r"can(not)? be written") as caught:
+            use(client, folder)
+    assert str(folder) in str(caught.value)
+    assert exit_status(caught.value) == 2  # `redrb run` starts the trainer no more
 
 
 def test_a_disk_that_is_full_or_read_only_costs_one_checkpoint(tmp_path: Path) -> None:
@@ -153,7 +194,7 @@ def test_a_disk_that_is_full_or_read_only_costs_one_checkpoint(tmp_path: Path) -
         checkpoints = Checkpoints(disk / "run", owner="me")
         checkpoints.save(small, Position(step=1), {})
         kept = sorted(path.name for path in (disk / "run").iterdir())
-        with pytest.raises(CheckpointFailed, match="No space left") as caught:
+        with pytest.raises(CheckpointFailed, match=r"No space .*checkpoint-1\.pt") as caught:
             checkpoints.save(large, Position(step=2), {})
         assert exit_status(caught.value) == 1  # `redrb run` starts the trainer again
         assert sorted(path.name for path in (disk / "run").iterdir()) == kept
@@ -162,7 +203,9 @@ def test_a_disk_that_is_full_or_read_only_costs_one_checkpoint(tmp_path: Path) -
             checkpoints.save(small, Position(step=2), {})
         filler.unlink()
         with read_only(disk), pytest.raises(CheckpointFailed, match="Read-only") as caught:
-            checkpoints.save(small, Position(step=2), {})
+            checkpoints.check()
+        with read_only(disk), pytest.raises(CheckpointFailed, match=r"Read-only .*begins anew"):
+            Checkpoints(disk / "other", owner="me").check()
         assert exit_status(caught.value) == 1
         assert checkpoints.load(1, small)[0].step == 1
         checkpoints.save(small, Position(step=2), {})

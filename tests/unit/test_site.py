@@ -83,3 +83,19 @@ def test_the_readme_is_short_and_leads_with_two_commands():
     first = next(block for block in blocks(ROOT / "README.md") if block.language == "sh")
     commands = [line.split("#")[0].strip() for line in first.text.strip().splitlines()]
     assert commands == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("Two trainers", "how-to/plain-processes"),
+        ("What is lost", "explanation/exactly-once"),
+        ("LoRA", "how-to/publish-weights"),
+        ("LoRA", "how-to/real-model"),
+        ("To go on with a job, run the same command again", "reference/commands/resume"),
+    ],
+)
+def test_what_users_search_for_stands_in_headings_and_first_lines(word: str, page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    first = text.partition("```")[0]
+    assert any(word in line for line in [*re.findall("^#.*", text, re.MULTILINE), first])

@@ -41,7 +41,7 @@ class LaunchSettings(Settings):
     out: str = option(
         "",
         "folder for metrics, logs, checkpoints, and the data of a Redis that is started "
-        "here; default: runs/ and the recipe's name",
+        "here; default: runs/ and the recipe's class in lower case",
     )
     restarts: int = option(
         4,
@@ -113,7 +113,7 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
         changes["namespace"] = recipe.name
     if not recipe.checkpoints:
         changes["checkpoints"] = str(checkpoints)
-    elif options["fresh"] and any(Path(recipe.checkpoints).glob("*")):
+    elif options["fresh"] and any(Path(recipe.checkpoints).rglob("checkpoint-*.pt")):
         raise ConfigError(
             f"--fresh deletes only what runs make in their folder: the checkpoints in "
             f"{recipe.checkpoints} are from {parsed.origins['checkpoints']}, delete them "

@@ -109,15 +109,20 @@ class RunFolder:
         finally:
             os.close(file)
 
-    def check_owner(self, owner: Owner) -> None:
-        """Refuse a folder that belongs to another job.
+    def check_owner(self, owner: Owner) -> str:
+        """Refuse a folder that belongs to another job; return what to say of a recipe that moved.
 
         Raises:
             ConfigError: Earlier runs in it were of another job.
         """
         before = self._owner()
-        if before is None or before.is_same(owner):
-            return
+        if before is None or before == owner:
+            return ""
+        if before.is_same(owner):
+            return (
+                f"{self.path} was made by {before.file}, which is gone, and this is {owner.file}: "
+                "if it is another job, end this run, and give --out and --task, or --fresh"
+            )
         fresh = "" if owner.demo else ", or delete what the other job has made in it with --fresh"
         raise ConfigError(
             f"the folder {self.path} belongs to {before}, and this is {owner}: choose another "

@@ -102,8 +102,9 @@ class Run:
         owner = Owner(type(recipe).__name__, file_of(type(recipe)), demo=self.temporary)
         with ExitStack() as scope:
             scope.enter_context(self.folder.used())
-            if not self.fresh:
-                self.folder.check_owner(owner)
+            moved = "" if self.fresh else self.folder.check_owner(owner)
+            if moved:
+                self._complain(moved)
             self._interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
             scope.enter_context(Deadline(budget=to_end))
             if self.fresh:

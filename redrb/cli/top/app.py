@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 
 from redrb.cli.top.heading import finding_lines, finding_page, findings_head, heading
-from redrb.cli.top.pages import NOTHING, chosen_task, help_page, task_page, worker_page
+from redrb.cli.top.pages import chosen_task, help_page, nothing, task_page, worker_page
 from redrb.cli.top.tables import (
     staleness_table,
     tables_table,
@@ -159,7 +159,7 @@ class Overview(Picture):
         state = view.state
         known = state is not None and bool(state.tasks or state.tables or state.weights)
         self._tasks.display = self._workers.display = known
-        _show(self._weights, [] if known or state is None else [line(NOTHING)])
+        _show(self._weights, [] if known or state is None else [nothing(state)])
         _show(self._staleness, [])
         if state is not None and known:
             self._draw_state(state, size.width)

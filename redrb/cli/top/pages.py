@@ -30,6 +30,7 @@ from redrb.cli.top.text import (
     time_of,
     wrapped,
 )
+from redrb.registry import elsewhere
 from redrb.watch.state.history import History
 from redrb.watch.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.watch.state.observer import View
@@ -211,7 +212,9 @@ def _facts(facts: Mapping[str, str | Text]) -> list[Text]:
     ]
 
 
-NOTHING = "This namespace has no tasks, tables and weights; --namespace names another one."
+def nothing(state: State) -> Text:
+    """Return what to show of a namespace that has nothing."""
+    return line(f"This namespace has no tasks, tables and weights; {elsewhere(state.others)}.")
 
 
 def chosen_task(state: State, name: str) -> TaskState | None:
@@ -241,7 +244,7 @@ def picture(view: View, history: History, task: str, where: str) -> list[Text]:
             tables.append(tables_table(state, None))
         if state.weights:
             tables.append(weights_table(state, None))
-        blocks += tables if state.tasks or state.tables or state.weights else [[line(NOTHING)]]
+        blocks += tables if state.tasks or state.tables or state.weights else [[nothing(state)]]
     findings = [each for finding in view.findings for each in finding_lines(finding, None)]
     blocks.append([findings_head(view.findings), *findings])
     if chosen is not None and chosen.main is not None:

@@ -27,6 +27,7 @@ from redrb.errors import (
     WeightError,
     WeightTimeout,
 )
+from redrb.staging import check_writable, may_pass
 from redrb.train.engines.engine import Engine, WeightsReplacedError
 from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
@@ -96,7 +97,7 @@ class EngineWeights:
             config: Folder of the model, whose JSON files and tokenizer are copied to each version.
 
         Raises:
-            ConfigError: `config` is no folder.
+            ConfigError: `config` is no folder, or `folder` cannot be written.
         """
         check_client(client)
         self._catalogue = Catalogue(client, name, namespace)
@@ -104,6 +105,13 @@ class EngineWeights:
         self.client, self.name, self.namespace = client, name, namespace
         self._engine = engine
         self._folder = Path(folder)
+        try:
+            check_writable(self._folder, "version")
+        except OSError as error:
+            if not may_pass(error):  # else the first version may be written
+                raise ConfigError(
+                    f"the folder {folder} for weights cannot be written: {error.strerror}."
+                ) from error
         # of this machine: others on a common file system have their own
         self._versions = HostVersions(self._folder, f"{socket.gethostname()}.redrb", SINGLE)
         self._used: FileLock | None = None

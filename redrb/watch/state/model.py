@@ -300,6 +300,7 @@ class State:
         tables: All tables, by name; at most 200.
         weights: All published weights, by name; at most 200.
         url: URL of Redis for `--url`; "" where REDRB_URL has it, or it has a password.
+        others: Of a namespace without any names: other namespaces, as far as they are found.
     """
 
     namespace: str
@@ -312,6 +313,7 @@ class State:
     tables: tuple[TableState, ...] = ()
     weights: tuple[WeightsState, ...] = ()
     url: str = ""
+    others: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
         """Return whether a task or table has this name."""

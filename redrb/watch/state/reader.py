@@ -20,7 +20,7 @@ from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import StoreDenied
 from redrb.keys import is_name, registry_key
 from redrb.options import has_password
-from redrb.registry import Registry
+from redrb.registry import Registry, namespaces
 from redrb.stream.task.lookup import unknown_task
 from redrb.watch.state.model import ClaimState, ServerState, State, TableState, TaskState
 from redrb.watch.state.rates import RateWindow
@@ -113,6 +113,7 @@ class StateReader:
         self._most_names = most_names
         self._window = window or RateWindow()
         self._announced: dict[str, Announced] = {}
+        self._others: tuple[str, ...] | None = None
         registry_key(namespace)  # checks the name
 
     def look(self, *, timeout_s: float = 2.0) -> State:
@@ -144,6 +145,8 @@ class StateReader:
             if task.readable or self._tasks is None or task.name not in known
         ]
         known |= {task.name for task in tasks}
+        if self._others is None and not (names or tables or weights):
+            self._others = namespaces(self._client)  # once: it looks at all keys
         for name in self._tasks or ():
             if name not in known:
                 raise unknown_task(self._client, self._namespace, name)
@@ -158,6 +161,7 @@ class StateReader:
             tables=tuple(_with_claims(table, tasks) for table in found_tables),
             weights=tuple(read_weights(*place, weights, now_s)),
             url=url_flag(self._client),
+            others=() if known or weights else self._others or (),
         )
 
     def _servers(self) -> tuple[tuple[ServerState, ...], float]:

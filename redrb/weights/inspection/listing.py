@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,7 +10,8 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, is_name
-from redrb.registry import Registry
+from redrb.processes import process_name
+from redrb.registry import Registry, elsewhere, namespaces
 from redrb.unpacking import Reading
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.wire import stored_keys
@@ -66,7 +66,7 @@ def nothing_published(client: Client, name: str, namespace: str) -> str:
     if others:
         more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
         return f"{message}: there are {', '.join(others[:_LISTED])}{more}."
-    return f"{message}, and no others: --namespace names another namespace."
+    return f"{message}, and no others: {elsewhere(namespaces(client))}."
 
 
 def tensors_of(client: Client, name: str, namespace: str, version: int) -> tuple[TensorEntry, ...]:
@@ -134,7 +134,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     deleted = {entry.decode() for entry, _ in entries}
     if not deleted and not node.execute("EXISTS", keys.trash, keys.attempts):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(uuid.uuid4().hex), True
+    nbytes, remove, more = stored_bytes(name, entries), RemoveVersions(process_name()), True
     while more:
         page = run(node, keys, remove)
         more = page.more

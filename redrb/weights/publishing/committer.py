@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import uuid
+import re
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -13,6 +14,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
+from redrb.processes import process_name
 from redrb.weights.publishing.upload import Upload
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
@@ -33,6 +35,9 @@ _log = logging.getLogger("redrb")
 
 _SKIPPED = 1000
 """Tokens that are left out once Redis has given one twice: more than a failover may have lost."""
+
+_OWNER = re.compile(r"([0-9]{1,17}) ([A-Za-z0-9._-]{1,64})-([0-9]{1,10})-[0-9a-f]{20}")
+"""When an owner took over, in microseconds, and what `process_name` says: its host and process."""
 
 _FOLLOWER_S = 1.0
 """How long each task that follows the weights may delay a publisher while Redis is away."""
@@ -58,7 +63,7 @@ class Committer:
 
     def take_over(self) -> None:
         """Become the owner of the name: the owner before can commit nothing more."""
-        self._owner = run(self._client, self._keys, TakeOver(uuid.uuid4().hex))
+        self._owner = run(self._client, self._keys, TakeOver(process_name()))
 
     def begin(self, version: int | None, source: StateBytes) -> Upload:
         """Begin a version, or raise ConfigError or PublisherFenced."""
@@ -200,6 +205,17 @@ class Committer:
     def _fenced(self) -> PublisherFenced:
         self._is_fenced = True
         return PublisherFenced(
-            f"another publisher of weights {self._name!r} was started after this one, which can "
-            "publish no more. Stop one of the two; a new WeightPublisher takes over again."
+            f"another publisher of weights {self._name!r} was started after this one, or they were "
+            f"deleted{self._newer()}: this one can publish no more. Stop one of the two; a new "
+            "WeightPublisher takes over again."
         )
+
+    def _newer(self) -> str:
+        """Return where and when the owner took over; "" if that is not known."""
+        with contextlib.suppress(StoreError), Deadline(repeat_s=0.0):
+            owner = self._client.execute("HGET", f"{self._keys.prefix}fence", "owner") or b""
+            found = _OWNER.fullmatch(owner.decode(errors="replace"))
+            if found is not None:
+                began = datetime.fromtimestamp(int(found[1]) / 1e6, UTC)
+                return f", by process {found[3]} on {found[2]}, at {began:%Y-%m-%d %H:%M:%S} UTC"
+        return ""

@@ -19,7 +19,7 @@ from redrb.connection.transport import Reply
 from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.scopes import Entered
-from redrb.weights.reading.missing import MissingWeights
+from redrb.weights.reading.missing import MissingWeights, announced_wait
 from redrb.weights.wire.calls import (
     Ask,
     FindSteps,
@@ -98,6 +98,12 @@ class Catalogue:
 
     def wait(self, version: int, *, larger: bool) -> WeightVersion:
         """Wait until another version than `version` is the newest; if `larger`, a larger one."""
+        if version or self.newer_than(0) is not None:
+            return self._wait(version, larger=larger)
+        with announced_wait(self.everywhere):
+            return self._wait(version, larger=larger)
+
+    def _wait(self, version: int, *, larger: bool) -> WeightVersion:
         deadline = here()
         missing = MissingWeights(self.everywhere, self.keys, self.name)
         look = self.newer_than if larger else self.other_than

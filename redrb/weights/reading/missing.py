@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Final
 
 from redis.exceptions import RedisError
@@ -13,7 +16,8 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreDenied, StoreError
-from redrb.keys import WeightKeys
+from redrb.keys import WeightKeys, is_name
+from redrb.registry import Registry
 
 LOG_AFTER_S: Final = 10.0
 SEARCH_S: Final = 1.0
@@ -22,6 +26,15 @@ MOST_NAMESPACES: Final = 10
 _NAMESPACE = re.compile(rb"redrb:\{([^:{}]+):weights:.*")
 
 _log = logging.getLogger("redrb")
+
+
+@contextmanager
+def announced_wait(client: Client) -> Iterator[None]:
+    """In this block, workers of a client that have begun nothing announce that it waits."""
+    with ExitStack() as waiting:
+        for worker in list(client.workers):
+            waiting.enter_context(worker.awaiting_first_weights())
+        yield
 
 
 class MissingWeights:
@@ -57,6 +70,8 @@ class MissingWeights:
             with Deadline(at_most=SEARCH_S):
                 keys = (key for each in self._client.primaries() for key in scan(each, pattern))
                 found = {key for key in keys if _NAMESPACE.fullmatch(key)}
+                listed = Registry(self._client, _namespace(own)).names("weights")
+                near = list(islice(filter(is_name, listed), MOST_NAMESPACES))
         except StoreDenied:
             return (
                 "no trainer has announced them. Check that a trainer runs, and that it has this "
@@ -67,14 +82,15 @@ class MissingWeights:
         if own in found:
             return "they are published, and no trainer has announced them. Check that one runs"
         if not found:
+            beside = f". This namespace has weights {', '.join(map(repr, near))}" if near else ""
             return (
                 "nobody has published weights of this name in any namespace here. Check that the "
-                "trainer runs, and that it has this URL and this name for its weights"
+                f"trainer runs, and that it has this URL and this name for its weights{beside}"
             )
         names = sorted(map(_namespace, found))
         more = f" and {len(names) - MOST_NAMESPACES} others" * (len(names) > MOST_NAMESPACES)
-        listed = ", ".join(map(repr, names[:MOST_NAMESPACES])) + more
-        return f"nobody has published them there. Namespaces with weights of this name: {listed}"
+        shown = ", ".join(map(repr, names[:MOST_NAMESPACES])) + more
+        return f"nobody has published them there. Namespaces with weights of this name: {shown}"
 
 
 def _namespace(key: bytes) -> str:

@@ -26,6 +26,7 @@ from redrb.errors import (
 )
 from redrb.scopes import Closing
 from redrb.weights.reading.loading import TargetLoader
+from redrb.weights.reading.missing import announced_wait
 from redrb.weights.reading.state_copies import FetchedVersion
 from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.wire.manifest import WeightVersion
@@ -372,7 +373,10 @@ class WeightStandby(BackgroundFetch, Closing):
             WeightMismatch, DecodeError, WeightError, StoreError: As `swap` does.
         """
         started = time.monotonic()
-        version = self._swap_until(1, timeout)
+        version = self.swap()
+        if version is None:
+            with announced_wait(self._loader.catalogue.everywhere):
+                version = self._swap_until(1, timeout)
         if version is None:
             self._raise_error()
             waited_s = time.monotonic() - started

@@ -178,6 +178,9 @@ class WeightSubscriber:
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
         """Wait until a version is published, without polling; nothing is loaded.
 
+        Streams of the same client that have put and taken nothing announce a wait for the first
+        version: `redrb top` and `redrb doctor` show it.
+
         Args:
             newer_than: Wait for a larger version than this; default: for another version than the
                 one that was loaded last, smaller ones included, because a server that lost its
