@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,6 +26,9 @@ def work(
         options: Of the stream.
         orders: Connection from which orders come.
     """
+    # a program of a user's own, also where pytest runs as `python -c`
+    vars(sys.modules["__main__"]).update(__spec__=None)
+    sys.argv[:1] = ["worker.py"]
     if role == "old maker":
         worker.__version__ = "0.0.1"
     with (

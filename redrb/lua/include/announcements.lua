@@ -2,7 +2,7 @@
 --
 -- workers is a sorted set: worker -> server's ms of its last announcement; announcements is a hash: worker ->
 -- "<newest weight version that the task knew then> <announcement>", packed by redrb/stream/worker.py. Both
--- lose a worker ten minutes after it has ended, and twenty after it fell silent: so it outlives whom it replaced.
+-- lose a worker ten minutes after it has ended, and twenty after it fell silent: so after whom it replaced.
 --@include task
 
 local SILENT_MS = 1200000
