@@ -268,7 +268,7 @@ class OpenTask:
 
         All processes go by the new settings from their next call on. The settings that the task is
         to have are checked together, as when it is opened. None removes a setting. Every setting
-        but `partitions` and `max_reads` can change, `order` and `tags` while no group is stored;
+        but `partitions` and `max_reads` can change, `order` while no group is stored;
         docs/how-to/change-settings.md says what becomes of the groups that are stored.
 
         Args:
