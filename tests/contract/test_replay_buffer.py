@@ -1170,7 +1170,7 @@ def test_resume_into_a_full_buffer_or_another_order_changes_nothing(
     async def main() -> None:
         async with await saved(order, [[as_dict(1)]]) as buffer:
             await buffer.put([as_dict(5)], "third")
-            with pytest.raises(ConfigError, match="holds 1 groups"):
+            with pytest.raises(ConfigError, match=r"holds 1 group in tasks that .* `redrb rm`"):
                 await buffer.resume(tmp_path / "save")
             assert len(buffer) == 1
             assert buffer._tasks.names() == ["third"]
@@ -1185,6 +1185,12 @@ def test_resume_into_a_full_buffer_or_another_order_changes_nothing(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("hook", [5, "tell", [print]])
+def test_a_hook_that_cannot_be_called_is_refused_at_once(client: Client, hook: Any) -> None:
+    with pytest.raises(ConfigError, match=r"on_discard=.* is no function"):
+        ReplayBuffer(client, on_discard=hook)
+
+
 def test_a_buffer_that_was_emptied_may_resume(
     client: Client, namespace: str, order: Any, tmp_path: Path
 ) -> None:
@@ -1192,7 +1198,7 @@ def test_a_buffer_that_was_emptied_may_resume(
         async with ReplayBuffer(client, namespace=namespace, order=order) as buffer:
             await buffer.put([as_dict(1)], "task")
             await buffer.save(tmp_path)
-            with pytest.raises(ConfigError, match="holds 1 groups"):
+            with pytest.raises(ConfigError, match=r"holds 1 groups or .*`redrb rm` deletes it"):
                 await buffer.resume(tmp_path)
             assert ids(await buffer.get(9, "task", "completed")) == [[1]]
             await buffer.resume(tmp_path)

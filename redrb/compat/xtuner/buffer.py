@@ -115,6 +115,8 @@ class ReplayBuffer:
         )
         if rollout_type is not None and not isinstance(rollout_type, type):
             raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
+        if on_discard is not None and not callable(on_discard):
+            raise ConfigError(f"on_discard={on_discard!r:.80} is no function.")
         self._rollout_type = rollout_type
         self._taker = Taker(self._tasks, rollout_type)
         self._on_discard = on_discard

@@ -10,6 +10,7 @@ from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
 from redrb.stream.saving.saving import save_tasks
+from redrb.words import counted
 
 _log = logging.getLogger("redrb")
 
@@ -84,7 +85,9 @@ def resume(tasks: Tasks, directory: Path) -> None:
     stored = tasks.stored(leaving_out=saved)
     if stored:
         raise ConfigError(
-            f"the buffer holds {stored} groups: resume into an empty one, or another namespace."
+            f"the buffer holds {counted(stored, 'group')} in tasks that the save lacks: delete "
+            f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
+            "again, or resume into another namespace."
         )
     waiting = unrestored(
         TaskFile(store, file)

@@ -148,8 +148,8 @@ def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
         why = "" if others else " It was resumed from this save before, and used since."
         raise ConfigError(
             f"task {found.store.task!r}, or one that was saved with it, holds "
-            f"{stored or stored_by_known} groups or dead letters: resume into an empty one, or "
-            f"another namespace.{why}"
+            f"{stored or stored_by_known} groups or dead letters: resume into an empty one "
+            f"(`redrb rm` deletes it), or another namespace.{why}"
         )
     return others or known
 
