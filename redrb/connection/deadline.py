@@ -67,6 +67,7 @@ class Deadline:
         stop: Stop | None = None,
         budget: Stop | None = None,
         blocks_s: float = 0.0,
+        silence_s: float = math.inf,
     ) -> None:
         """Count from now.
 
@@ -82,6 +83,8 @@ class Deadline:
                 another one `Stop.end` interrupts it.
             blocks_s: Seconds for which the server may let its reply wait, as asked: a connection
                 that is silent for so long is not broken.
+            silence_s: Seconds after which a silent connection is broken where nothing else ends
+                the block.
 
         Raises:
             ConfigError: `timeout` is no number >= 0.
@@ -100,6 +103,7 @@ class Deadline:
         self.stop = stop
         self.budget = budget
         self._blocks_s = blocks_s
+        self.silence_s = silence_s
         self.counts = budget is None
         self._outer: Deadline | None = None
         self._watch: AbstractContextManager[None] | None = None
@@ -110,6 +114,7 @@ class Deadline:
         self.wait_until = min(self.wait_until, outer.wait_until)
         self.repeat_until = min(self.repeat_until, outer.repeat_until)
         self.end = min(self.end, outer.end)
+        self.silence_s = min(self.silence_s, outer.silence_s)
         if self.stop is None:
             self.stop = outer.stop
         if self.budget is None or self.budget is outer.budget:
@@ -181,7 +186,7 @@ class Deadline:
         """
         left = self.left_s
         if left == math.inf or timeout is None:
-            return timeout
+            return timeout if timeout is None else min(timeout, self.silence_s)
         third = max(left / 3, GRACE_S, self._blocks_s + GRACE_S)
         return min(timeout, max(left, _SHORTEST_S), third)
 

@@ -8,12 +8,13 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
-from typing import TypeVar
-from weakref import WeakKeyDictionary, ref
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from redrb.connection import Client
 from redrb.connection.deadline import EXIT_S, Deadline
 from redrb.errors import StoreError
+from redrb.stream.take.read_ahead import ReadAhead
 from redrb.stream.worker import end_unended
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _log = logging.getLogger("redrb")
 
 _open: WeakKeyDictionary[object, Callable[..., None]] = WeakKeyDictionary()
+
+_ahead: WeakKeyDictionary[object, WeakSet[ReadAhead[Any]]] = WeakKeyDictionary()
 
 
 def close_at_end(stream: T, close: Callable[[T, bool], None], client: Client) -> None:
@@ -43,6 +46,17 @@ def close_at_end(stream: T, close: Callable[[T, bool], None], client: Client) ->
 def was_closed(stream: object) -> None:
     """Note that a stream needs no end any more."""
     _open.pop(stream, None)
+
+
+def takes_ahead(stream: object, ahead: ReadAhead[Any]) -> None:
+    """Note a thread that takes ahead from a stream: the stream closes it first."""
+    _ahead.setdefault(stream, WeakSet()).add(ahead)
+
+
+def close_ahead(stream: object, *, requeue: bool) -> None:
+    """Close all that take ahead from a stream; `requeue` is that of `close_at_end`."""
+    for ahead in list(_ahead.pop(stream, ())):
+        ahead.close(requeue=requeue)
 
 
 def _close(stream: object, *, requeue: bool) -> None:

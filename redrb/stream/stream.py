@@ -26,7 +26,7 @@ from redrb.stream.arguments import (
     checked_status,
 )
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
-from redrb.stream.closing import close_at_end, was_closed
+from redrb.stream.closing import close_ahead, close_at_end, takes_ahead, was_closed
 from redrb.stream.open_task import OpenTask
 from redrb.stream.options import StreamOptions
 from redrb.stream.partitions.collector import Collector
@@ -43,8 +43,10 @@ from redrb.stream.put.writer import Puts, Writer
 from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.forwarding import ForwardOptions
-from redrb.stream.take.in_flight import LeaseLoop, Takes
+from redrb.stream.take.in_flight import Takes
 from redrb.stream.take.lease import Lease
+from redrb.stream.take.loop import LeaseLoop
+from redrb.stream.take.read_ahead import ReadAhead
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.never_full import set_command
 from redrb.stream.task.origin import Origin, SourceGroup
@@ -553,13 +555,21 @@ class ExperienceStream(OpenTask, Closing):
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        return LeaseLoop(
-            self._taker,
-            request,
-            checked_timeout(timeout),
-            self._check_open,
-            self.worker.steps,
-        )
+        seconds = checked_timeout(timeout)
+
+        def begin() -> ReadAhead[None]:
+            ahead = ReadAhead(
+                lambda _, done: self._taker.take(request, done),
+                self._taker.is_fresh,
+                lambda _: None,
+                prefetch=1,
+                timeout=seconds,
+                acknowledge=True,
+            )
+            takes_ahead(self, ahead)
+            return ahead
+
+        return LeaseLoop(begin, self._check_open, self.worker.steps)
 
     def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:
         """Look whether a batch that was taken some time ago is within the task's bounds yet.
@@ -667,6 +677,7 @@ class ExperienceStream(OpenTask, Closing):
         self._closed = True
         was_closed(self)
         with Deadline(self._task.store.client.retry_s):
+            close_ahead(self, requeue=requeue)
             self._each(lambda partition: partition.close(requeue=requeue))
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
