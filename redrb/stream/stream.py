@@ -530,39 +530,43 @@ class ExperienceStream(OpenTask, Closing):
         at_least: int | None = None,
         status: AnyStatus = Status.COMPLETED,
         where: Mapping[str, Any] | None = None,
+        prefetch: int = 0,
     ) -> LeaseLoop:
-        """Take batch after batch; the next one is prefetched while its user trains on this one.
+        """Take batch after batch; each is acknowledged in the request that takes another one.
 
-        It is the loop of the benchmarks (`docs/reference/performance.md`), and has no thread;
-        `ExperienceLoader` also decodes and copies ahead.
+        It is the loop of the benchmarks (`docs/reference/performance.md`). `ExperienceLoader` also
+        decodes and copies batches ahead.
 
         The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
         After `break` or an exception a background thread releases the lease unharmed, at once: call
         `lease.ack()` before a `break`, or use `with lease:` to count failures. The loop holds up to
-        two batches. A loop that is kept in a variable holds them until it goes on, is closed, or
-        the stream is closed: write `with stream.leases(32) as loop:` then. In a task with a bound
-        of staleness the prefetched batch is checked again when the loop asks for it: if it has
-        become too stale, it is returned, and another one comes.
+        `prefetch` + 1 batches. A loop that is kept in a variable holds them until it goes on, is
+        closed, or the stream is closed: write `with stream.leases(32) as loop:` then. While Redis
+        is away, the loop waits for it until the timeout.
 
         Args:
             count, timeout, at_least, status, where: Arguments of each take.
+            prefetch: Most batches that a thread takes ahead, while their user trains. In a task
+                with a bound of staleness each is checked again when the loop asks for it: if it has
+                become too stale, it is returned, and another one comes. 0: no thread; each batch is
+                taken when the loop asks for it.
 
         Raises:
-            RedrbError: As `take`; LeaseLost may be about the batch before the last one.
+            RedrbError: As `take`; with `prefetch`, LeaseLost may be about an earlier batch.
 
         Examples:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        seconds = checked_timeout(timeout)
+        seconds, most = checked_timeout(timeout), checked_int("prefetch", prefetch)
 
         def begin() -> ReadAhead[None]:
             ahead = ReadAhead(
                 lambda _, done: self._taker.take(request, done),
                 self._taker.is_fresh,
                 lambda _: None,
-                prefetch=1,
+                prefetch=most,
                 timeout=seconds,
                 acknowledge=True,
             )

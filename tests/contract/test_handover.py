@@ -54,7 +54,7 @@ def maker(client: Client, namespace: str) -> Iterator[list[int]]:
 
 
 def of_leases(stream: ExperienceStream, steps: int) -> Versions:
-    leases = stream.leases(BATCH, timeout=20)
+    leases = stream.leases(BATCH, timeout=20, prefetch=1)
     for _ in range(steps):
         lease = next(leases)
         yield lease.policy_versions
@@ -119,7 +119,7 @@ def ahead(stream: ExperienceStream, versions: list[int]) -> Lease:
 def test_a_batch_that_was_taken_ahead_and_is_too_stale_now_is_not_handed_over(client, namespace):
     with opened(client, namespace, max_staleness=0) as stream:
         stream.put_many([[numbered(n)] for n in range(2 * BATCH)], policy_version=0)
-        leases = stream.leases(BATCH, timeout=20)
+        leases = stream.leases(BATCH, timeout=20, prefetch=1)
         next(leases)
         until(lambda: stream.stats().ledger.leased == 2 * BATCH)
         stream.advance(1)
@@ -206,4 +206,4 @@ def test_a_check_waits_for_redis_as_a_batch_does(client, namespace, monkeypatch,
         monkeypatch.setattr(stream._taker, "is_fresh", broken)
         with ExperienceLoader(stream, BATCH, steps=2, timeout=20) as loader:
             assert len(list(loader)) == 2
-        assert caplog.text.count("cannot check the staleness of a batch yet: gone") == 1
+        assert caplog.text.count("the staleness of a batch cannot be checked yet: gone") == 1

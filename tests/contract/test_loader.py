@@ -14,11 +14,12 @@ import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
-from redrb.stream.feeding.prefetcher import Prefetcher
 from redrb.stream.take.calls import Beat
+from redrb.stream.take.read_ahead import ReadAhead
 from tests import warm
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
@@ -43,7 +44,7 @@ def no_thread_is_left():
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "redrb-loader"]
+    return [thread for thread in threading.enumerate() if thread.name == "redrb-read-ahead"]
 
 
 def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
@@ -285,8 +286,8 @@ def test_an_outage_shorter_than_the_timeout_ends_no_loop(stream, monkeypatch, ca
     monkeypatch.setattr(stream._taker, "take", broken)
     with ExperienceLoader(stream, 2, steps=2, timeout=timeout) as loader:
         assert [rewards(batch) for batch in loader] == [[0, 1], [2, 3]]
-    assert caplog.text.count("a loader cannot take a batch yet: gone") == 1
-    assert caplog.text.count("s: a loader cannot take a batch yet") == 1  # it is over
+    assert caplog.text.count("a batch cannot be taken ahead yet: gone") == 1
+    assert caplog.text.count("s: a batch cannot be taken ahead yet") == 1  # it is over
 
 
 def test_a_loop_that_waits_for_redis_is_stopped_at_once(stream, monkeypatch):
@@ -447,26 +448,26 @@ def test_a_process_that_ends_requeues_prefetched_batches(server_urls, namespace)
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("error", [ZeroDivisionError, LeaseLost, BatchTimeout, KeyboardInterrupt])
 def test_only_outages_and_a_stop_for_the_batch_before_are_passed_over(error, is_stopped, before):
-    prefetcher = object.__new__(Prefetcher)
-    prefetcher._stopped, prefetcher._overdue = False, -1
-    prefetcher._untaken = Outage("batches cannot be taken")
+    ahead = object.__new__(ReadAhead)
+    ahead._stopped, ahead._overdue, ahead._timeout = False, -1, None
+    ahead._untaken = Outage("batches cannot be taken")
     runs: list[Exception | None] = [StoreUnavailable("away", where="here") for _ in range(before)]
     last = error.__new__(error)
     runs += [last, None]
 
-    def take(number):
+    def take(number, _):
         failure = runs.pop(0)
         if failure is last and is_stopped:
-            prefetcher._stop_take.ask()
+            ahead._stop_take.ask()
         if failure is not None:
             raise failure
         return number
 
-    prefetcher._take = take
+    ahead._take = take
     if error is BatchTimeout and is_stopped:
-        assert prefetcher._taken(7) == 7
+        assert ahead._leased(7, None, Deadline()) == 7
         return
     with pytest.raises(error) as caught:
-        prefetcher._taken(7)
+        ahead._leased(7, None, Deadline())
     assert caught.value is last
     assert runs == [None]

@@ -18,7 +18,7 @@ from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
-from tests.scenes import silence
+from tests.scenes import silence, until
 
 PAGE = 4
 
@@ -290,8 +290,9 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(open_stream,
     lease.abandon()
     stream._consumer.beat()
     assert endings.sizes == [4, 4, 2]
-    loop = stream.leases(5, timeout=0)
+    loop = stream.leases(5, timeout=0, prefetch=1)
     next(loop)
+    until(lambda: stream.stats().ledger.leased == 10)
     loop.close()
     stream._consumer.beat()
     assert sorted(endings.sizes[3:]) == [1, 1, 4, 4]

@@ -12,13 +12,11 @@ from redis.exceptions import ConnectionError as Broken
 import redrb
 from redrb import ExperienceStream, Lease, Mixture
 from redrb.connection import Client
-from redrb.connection.client import Sent
-from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.lua.calls import Found
-from redrb.stream.take import taker
 from redrb.stream.take.calls import Drop, Take, TakeRequest
-from redrb.stream.take.in_flight import LeaseLoop
+from redrb.stream.take.loop import LeaseLoop
+from redrb.stream.take.read_ahead import ReadAhead
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -79,11 +77,10 @@ def test_groups_of_a_take_whose_reply_was_lost_come_back(stream, other, monkeypa
 
 
 def test_groups_of_a_prefetched_batch_whose_reply_was_lost_come_back(stream, other, monkeypatch):
-    loop = stream.leases(1, timeout=0)
-    next(loop)
-    lose_reply(monkeypatch, Sent, "replies", Broken("Connection closed by server."))
-    with pytest.raises(StoreUnavailable):
-        next(loop)
+    loop = stream.leases(1, timeout=20, prefetch=1)
+    lose_reply(monkeypatch, Client, "exchange", Broken("Connection closed by server."))
+    assert len(next(loop)) == 1  # of another take
+    loop.close()
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
 
 
@@ -128,8 +125,9 @@ def test_a_large_batch_is_given_up_in_parts(stream):
     assert len(stream.take(120, timeout=0)) == 120
 
 
-def test_a_block_over_leases_gives_both_batches_back(stream, other):
-    with stream.leases(2, timeout=0) as loop:
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_block_over_leases_gives_both_batches_back(stream, other, prefetch):
+    with stream.leases(2, timeout=0, prefetch=prefetch) as loop:
         for lease in loop:
             assert numbers(lease) == [0, 1]
             break
@@ -137,25 +135,28 @@ def test_a_block_over_leases_gives_both_batches_back(stream, other):
     assert not lease
 
 
-def test_an_exception_that_is_kept_keeps_no_batch(stream, other):
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_an_exception_that_is_kept_keeps_no_batch(stream, other, prefetch):
     kept: list[tuple[BaseException, Lease]] = []
     try:
-        for lease in stream.leases(2, timeout=0):
+        for lease in stream.leases(2, timeout=0, prefetch=prefetch):
             raise ValueError(len(lease))
     except ValueError as error:
         kept.append((error, lease))
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
 
 
-def test_a_loop_that_took_only_one_batch_gives_it_back_at_once(stream, other):
-    for lease in stream.leases(4, timeout=0):
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_loop_that_took_only_one_batch_gives_it_back_at_once(stream, other, prefetch):
+    for lease in stream.leases(4, timeout=0, prefetch=prefetch):
         assert len(lease) == 4
         break
     assert len(other.take(4, timeout=LATER_S)) == 4
 
 
-def test_a_loop_that_is_kept_ends_with_its_stream(stream, other):
-    loop = stream.leases(2, timeout=0)
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_loop_that_is_kept_ends_with_its_stream(stream, other, prefetch):
+    loop = stream.leases(2, timeout=0, prefetch=prefetch)
     next(loop)
     with pytest.raises(BatchTimeout):
         other.take(4, timeout=0)
@@ -167,7 +168,7 @@ def test_a_loop_that_is_kept_ends_with_its_stream(stream, other):
 def trained_with_the_next_one_ahead(stream: ExperienceStream) -> tuple[LeaseLoop, Lease]:
     """Return a loop and its first lease; the batch after it is leased as well."""
     stream.put_many([[numbered(n)] for n in range(4, 8)])
-    loop = stream.leases(4, timeout=0)
+    loop = stream.leases(4, timeout=0, prefetch=1)
     lease = next(loop)
     until(lambda: stream.stats().ledger.leased == 8)
     return loop, lease
@@ -210,28 +211,10 @@ def test_an_interrupt_before_the_next_take_keeps_no_batch_that_was_taken_ahead(
     def interrupted(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(taker.Taker, "send", interrupted)
+    monkeypatch.setattr(ReadAhead, "_read_with", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(loop)
     assert len(other.take(8, timeout=LATER_S)) == 8
-
-
-def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
-    stream, other, monkeypatch
-):
-    real = Request.begin
-
-    def interrupted(request: Request[Any]) -> None:
-        real(request)
-        until(lambda: other.stats().ledger.leased == 4)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Request, "begin", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        stream._taker.send(TakeRequest(4, 4))
-    monkeypatch.undo()
-    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
-    assert not stream._consumer._slots
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):

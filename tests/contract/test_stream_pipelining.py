@@ -47,18 +47,20 @@ def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
     return stream
 
 
-def break_replies(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
+def break_replies(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, *, times: int
+) -> list[int]:
     """Let the server do what is sent, and lose its replies so many times."""
-    replies, left = Sent.replies, [times]
+    replies, left = getattr(owner, method), [times]
 
-    def lost(sent: Sent) -> Any:
-        answers = replies(sent)
+    def lost(*given: Any) -> Any:
+        answers = replies(*given)
         if left[0]:
             left[0] -= 1
             raise Broken("Connection closed by server.")
         return answers
 
-    monkeypatch.setattr(Sent, "replies", lost)
+    monkeypatch.setattr(owner, method, lost)
     return left
 
 
@@ -93,7 +95,7 @@ def test_many_groups_at_once_are_put_without_pipelining(stream):
 
 
 def test_a_writer_whose_reply_was_lost_puts_once(stream, monkeypatch):
-    left = break_replies(monkeypatch, times=1)
+    left = break_replies(monkeypatch, Sent, "replies", times=1)
     with stream.writer() as writer:
         writer.put(numbered(0))
         assert writer.put(numbered(1)) == (1,)
@@ -248,16 +250,18 @@ def test_a_task_cleared_meanwhile_is_opened_again(stream):
     assert numbers(stream.take(1, timeout=0)) == [1]
 
 
-def test_leases_come_in_order_and_are_acknowledged_by_coming_back(stream):
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_leases_come_in_order_and_are_acknowledged_by_coming_back(stream, prefetch):
     filled(stream, 6)
     seen: list[list[int]] = []
-    for lease in stream.leases(2, timeout=0.05):
+    for lease in stream.leases(2, timeout=0.05, prefetch=prefetch):
         assert stream.stats().ledger.acked <= 2 * len(seen) + 1
         seen.append(numbers(lease))
         if len(seen) == 3:
             lease.ack()
             break
     assert seen == [[0, 1], [2, 3], [4, 5]]
+    until(lambda: stream.stats().ledger.acked == 7)  # a thread has sent the second one
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.leased, ledger.waiting) == (7, 0, 0)
     assert stream.stats().samples_acked == 7
@@ -275,7 +279,7 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(stream, 
 
     monkeypatch.setattr(Take, "with_payload", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        stream._taker.send(TakeRequest(1, 1), None)
+        stream._taker.take(TakeRequest(1, 1))
     monkeypatch.undo()
     assert stream._consumer._slots.keys() == slots
     loop.close()
@@ -283,12 +287,12 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(stream, 
 
 def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream):
     filled(stream, 6)
-    loop = stream.leases(2, timeout=0)
+    loop = stream.leases(2, timeout=0, prefetch=1)
     next(loop)
     until(lambda: stream.stats().ledger.leased == 4)
     next(loop)
     until(lambda: stream.stats().ledger.acked == 3)
-    assert stream.stats().ledger.leased == 4
+    until(lambda: stream.stats().ledger.leased == 4)
     loop.close()
     until(lambda: stream.stats().ledger.leased == 0)
     ledger = stream.stats().ledger
@@ -297,9 +301,10 @@ def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream):
     audit(stream)
 
 
-def test_a_lease_may_be_ended_in_the_loop(stream):
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_lease_may_be_ended_in_the_loop(stream, prefetch):
     filled(stream, 6)
-    for number, lease in enumerate(stream.leases(2, timeout=0.05)):
+    for number, lease in enumerate(stream.leases(2, timeout=0.05, prefetch=prefetch)):
         if number == 0:
             lease.reject("nan loss")
         elif number == 1:
@@ -309,33 +314,37 @@ def test_a_lease_may_be_ended_in_the_loop(stream):
             lease.release()
             break
     until(lambda: stream.stats().ledger.leased == 0)  # the take ahead may have come behind that
+    until(lambda: stream.stats().ledger.acked == 3)
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 2, 0, 2)
     audit(stream)
 
 
-def test_the_end_of_data_is_a_timeout_and_everything_is_acknowledged(stream):
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_the_end_of_data_is_a_timeout_and_everything_is_acknowledged(stream, prefetch):
     filled(stream, 5)
     sizes = []
     with pytest.raises(BatchTimeout):
-        for lease in stream.leases(2, timeout=0.05, at_least=1):
+        for lease in stream.leases(2, timeout=0.05, at_least=1, prefetch=prefetch):
             sizes.append(len(lease))
     assert sizes == [2, 2, 1]
     assert stream.stats().ledger.acked == 6
     audit(stream)
 
 
-def test_a_take_whose_reply_was_lost_is_found_again(stream, monkeypatch):
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_take_whose_reply_was_lost_is_found_again(stream, monkeypatch, prefetch):
     filled(stream, 8)
-    left = break_replies(monkeypatch, times=2)
+    left = break_replies(monkeypatch, Client, "exchange", times=2)
     seen: list[int] = []
-    for lease in stream.leases(2, timeout=1):
+    for lease in stream.leases(2, timeout=1, prefetch=prefetch):
         seen += numbers(lease)
         if len(seen) == 8:
             lease.ack()
             break
     assert left == [0]
     assert seen == list(range(8))
+    until(lambda: stream.stats().ledger.acked == 9)
     assert stream.stats().ledger.acked == 9
     audit(stream)
 
@@ -359,7 +368,7 @@ def test_groups_that_cannot_be_decoded_are_skipped(stream):
 
 def test_a_lost_lease_is_an_error_one_batch_later(stream):
     filled(stream, 8)
-    loop = stream.leases(2, timeout=1)
+    loop = stream.leases(2, timeout=1, prefetch=1)
     next(loop)
     next(loop)  # acknowledges the first
     kill_consumer(stream)
@@ -371,9 +380,10 @@ def test_a_lost_lease_is_an_error_one_batch_later(stream):
         next(loop)
 
 
-def test_closing_a_loop_whose_leases_are_lost_only_warns(stream, caplog):
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_closing_a_loop_whose_leases_are_lost_only_warns(stream, caplog, prefetch):
     filled(stream, 6)
-    loop = stream.leases(2, timeout=1)
+    loop = stream.leases(2, timeout=1, prefetch=prefetch)
     next(loop)
     kill_consumer(stream)
     stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")

@@ -171,7 +171,7 @@ def test_a_loop_over_leases_has_one_deadline_for_a_batch(proxy, namespace):
     with (
         redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=LONG_S) as client,
         ExperienceStream(client, "math", namespace=namespace) as stream,
-        stream.leases(4, timeout=3.0) as leases,
+        stream.leases(4, timeout=3.0, prefetch=1) as leases,
     ):
         stream.put_many([[numbered(n)] for n in range(8)])
         next(leases)
@@ -211,7 +211,7 @@ def test_a_writer_waits_no_longer_than_its_timeout(proxy, stream):
 
 def test_a_wait_notices_a_frozen_connection(proxy, stream):
     began = time.monotonic()
-    leases = stream.leases(4, timeout=3.0)
+    leases = stream.leases(4, timeout=3.0, prefetch=1)
     next(leases)
     next(leases)
     proxy.freeze()

@@ -12,7 +12,7 @@ import pytest
 
 import redrb
 from tests.samples import numbered, numbers
-from tests.scenes import holds_in_a_child
+from tests.scenes import holds_in_a_child, until
 
 
 def test_parent_and_child_put_and_take_for_themselves(real_url, namespace):
@@ -46,8 +46,9 @@ def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url, namespace)
         redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
     ):
         stream.put_many([[numbered(n)] for n in range(8)])
-        held: list[Any] = [stream.leases(2, timeout=5)]
-        held.append(next(held[0]))  # now a take is in flight too
+        held: list[Any] = [stream.leases(2, timeout=5, prefetch=1)]
+        held.append(next(held[0]))
+        until(lambda: stream.stats().ledger.leased == 4)  # the next batch as well
 
         def child():
             own = stream.take(1, timeout=5)
@@ -116,8 +117,9 @@ def test_a_child_goes_on_with_batches_of_its_own_in_a_loop_of_its_parent(real_ur
         redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
     ):
         stream.put_many([[numbered(n)] for n in range(8)])
-        with stream.leases(2, timeout=5) as loop:
+        with stream.leases(2, timeout=5, prefetch=1) as loop:
             assert numbers(next(loop)) == [0, 1]
+            until(lambda: stream.stats().ledger.leased == 4)
 
             def child():
                 assert numbers(next(loop)) == [4, 5]

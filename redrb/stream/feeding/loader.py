@@ -19,7 +19,9 @@ from redrb.forks import in_child
 from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.arguments import AnyStatus, checked_least, checked_status
-from redrb.stream.feeding.prefetcher import Placer, Prefetcher
+from redrb.stream.closing import takes_ahead
+from redrb.stream.feeding.placing import PlacedBatch, Placer
+from redrb.stream.take.read_ahead import ReadAhead
 
 
 class ExperienceLoader(Entered):
@@ -100,7 +102,7 @@ class ExperienceLoader(Entered):
         self._step = checked_int("first_step", first_step)
         status = checked_status(status)
         self._keywords = {**take, "at_least": least, "status": status, "where": where}
-        self._prefetcher: Prefetcher | None = None
+        self._ahead: ReadAhead[PlacedBatch] | None = None
         self.lease: Lease | None = None
         in_child(self._forget_lease)
         self.wait_for_batch_s = self.last_wait_for_batch_s = 0.0
@@ -116,55 +118,60 @@ class ExperienceLoader(Entered):
 
     def __iter__(self) -> Iterator[Experience]:
         """Begin a loop; it ends the loop that is under way."""
-        prefetcher = self._begin()
-        return _Loop(partial(self._next, prefetcher), prefetcher)
+        ahead = self._begin()
+        return _Loop(partial(self._next, ahead), ahead)
 
     @property
     def ready(self) -> int:
         """Batches that are ready and were not given yet."""
-        return 0 if self._prefetcher is None else self._prefetcher.ready
+        return 0 if self._ahead is None else self._ahead.ready
 
     def stop(self) -> None:
         """Let the loop that is under way end at once, as if there were no more batches.
 
         Never blocks and may be called from anywhere, such as from a signal's handler.
         """
-        prefetcher = self._prefetcher
-        if prefetcher is not None:
-            prefetcher.stop()
+        ahead = self._ahead
+        if ahead is not None:
+            ahead.stop()
 
     def close(self) -> None:
         """End the loop that is under way and its thread, and requeue batches that were not ended.
 
         With `acknowledge=False` the caller ends the leases of batches that were given.
         """
-        prefetcher, self._prefetcher = self._prefetcher, None
-        if prefetcher is not None:
-            prefetcher.close()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
             self._stream.worker.steps.end()
         lease = self._unended_lease()
         if lease is not None:
             with suppress(LeaseLost):  # another consumer has taken it over
                 lease.release()
 
-    def _begin(self) -> Prefetcher:
+    def _begin(self) -> ReadAhead[PlacedBatch]:
         self.close()
         stream, count, keywords, first = self._stream, self._batch_size, self._keywords, self._step
 
-        def take(number: int) -> Lease:
+        def take(number: int, _: Lease | None) -> Lease:
             step = None if keywords.get("rank") is None else first + number
             with stream.worker.steps.ahead():
                 return stream.take(count, **keywords, step=step)
 
-        prefetcher = Prefetcher(
-            take, stream.is_fresh, self._placer, prefetch=self._prefetch, steps=self._steps
+        ahead = self._ahead = ReadAhead(
+            take,
+            stream.is_fresh,
+            self._placer.place,
+            prefetch=self._prefetch,
+            steps=self._steps,
+            timeout=self._timeout,
         )
-        self._prefetcher = prefetcher
-        return prefetcher
+        takes_ahead(stream, ahead)
+        return ahead
 
-    def _next(self, prefetcher: Prefetcher) -> Experience | None:
+    def _next(self, ahead: ReadAhead[PlacedBatch]) -> Experience | None:
         """Acknowledge the batch before, and return the next one; None at the end."""
-        if self._prefetcher is not prefetcher:
+        if self._ahead is not ahead:
             return None
         lease = self._unended_lease()
         if lease is not None:
@@ -172,17 +179,17 @@ class ExperienceLoader(Entered):
         began = time.monotonic()
         self._stream.worker.steps.end()
         try:
-            batch = prefetcher.next(self._timeout)
+            batch = ahead.next()
         finally:
             self.last_wait_for_batch_s = time.monotonic() - began
             self.wait_for_batch_s += self.last_wait_for_batch_s
         if batch is None:
             return None
-        self.lease = batch.lease
+        self.lease, placed = batch
         self.batches += 1
         self._step += 1
         self._stream.worker.steps.begin()
-        return batch.ready()
+        return placed.ready()
 
     def _unended_lease(self) -> Lease | None:
         """Return the lease of the last batch if this object ends it."""
@@ -196,10 +203,12 @@ class ExperienceLoader(Entered):
 class _Loop:
     """One loop over a loader; its batches are requeued when the loop is dropped."""
 
-    def __init__(self, take: Callable[[], Experience | None], prefetcher: Prefetcher) -> None:
+    def __init__(
+        self, take: Callable[[], Experience | None], ahead: ReadAhead[PlacedBatch]
+    ) -> None:
         self._take = take
-        self._prefetcher = prefetcher
-        self._finalizer = weakref.finalize(self, prefetcher.stop)
+        self._ahead = ahead
+        self._finalizer = weakref.finalize(self, ahead.stop)
         self._finalizer.atexit = False
 
     def __iter__(self) -> Self:
@@ -211,7 +220,7 @@ class _Loop:
             batch = self._take()
         finally:
             if batch is None:  # the end, or an exception
-                self._prefetcher.stop()
+                self._ahead.stop()
         if batch is None:
             raise StopIteration
         return batch

@@ -1,4 +1,4 @@
-"""`LeaseLoop`: an iterator over leases, each taken while the one before is trained on."""
+"""`LeaseLoop`: an iterator over leases, each acknowledged when the next one is asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrb.stream.take.read_ahead import ReadAhead
 
 
 class LeaseLoop(Closing):
-    """An iterator over leases, each taken while the one before is trained on.
+    """An iterator over leases, each acknowledged when the next one is asked for.
 
     See `ExperienceStream.leases`. A loop that nothing refers to any more is closed.
     """

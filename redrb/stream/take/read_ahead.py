@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from redrb.connection.retries import again, insist
 from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.forks import mark
+from redrb.lua.pages import PAGES
 from redrb.stream.take.lease import Lease
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ _log = logging.getLogger("redrb")
 
 
 class ReadAhead(Generic[T]):
-    """Batches that one thread takes ahead, in order, and prepares for their reader.
+    """Batches that are taken ahead by a thread, in order, and prepared for their reader.
 
     A batch that the reader is done with is acknowledged in the request that takes a further one; it
     is acknowledged alone where the thread waits for groups, or has ended. The thread holds no
@@ -53,16 +54,17 @@ class ReadAhead(Generic[T]):
         steps: int | None = None,
         acknowledge: bool = False,
     ) -> None:
-        """Start the thread.
+        """Start the thread, if batches are taken ahead.
 
         Args:
             take: Takes the batch of a number, from 0 on, and acknowledges another lease before; it
-                waits for ever, or until the thread is asked to stop.
+                waits for as long as its block, or until that is asked to stop.
             is_fresh: Returns whether a batch may be handed over; otherwise its lease is over, and
                 another batch is taken in its place. It may raise StoreUnavailable.
             prepare: Makes what the reader gets of a batch; after an error the lease ends as in
                 `with lease`.
-            prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read.
+            prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read,
+                in the reader's thread.
             timeout: Seconds that the reader waits for a batch, before a last look that may take
                 one more.
             steps: Batches in all; None: any number.
@@ -70,11 +72,12 @@ class ReadAhead(Generic[T]):
                 the heartbeat thread release it. Otherwise the reader ends its leases.
         """
         self._take, self._is_fresh, self._prepare = take, is_fresh, prepare
-        self._prefetch, self._timeout, self._steps = prefetch, timeout, steps
+        self._timeout, self._steps = timeout, steps
         self._acknowledge = acknowledge
         self.handed: Lease | None = None
         self._owner = mark()
         self._stopped = self._ended = False
+        self._permitted_count = prefetch
         self._prepared_count = self._read_count = 0
         self._returned_count = 0  # batches that were read, and were too stale to be handed over
         self._overdue = -1  # number of the batch whose time is up
@@ -87,8 +90,10 @@ class ReadAhead(Generic[T]):
         self._ready: SimpleQueue[tuple[Lease, T] | BaseException | None] = SimpleQueue()
         for _ in range(prefetch):
             self._permits.put(None)
-        self._thread = threading.Thread(target=self._run, name="redrb-read-ahead", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if prefetch:
+            self._thread = threading.Thread(target=self._run, name="redrb-read-ahead", daemon=True)
+            self._thread.start()
 
     @property
     def is_copy(self) -> bool:
@@ -116,29 +121,50 @@ class ReadAhead(Generic[T]):
                 "this loop was begun before the process forked: begin another loop in the child."
             )
         self._ended = self._ended or self._read_count == self._steps
-        done = (self._acknowledge and self.handed) or None
         if self._stopped or self._ended:
             return None
-        found = None
-        if done is not None and self._prefetch:
-            try:
-                found = self._ready.get(timeout=SOON_S)
-            except Empty:
-                pass
-            if not isinstance(found, tuple):
-                done.ack()
-                done = None
+        done = (self._acknowledge and self.handed) or None
         deadline = Deadline(self._timeout)
-        self._permits.put(done)
-        batch = self._read(deadline) if found is None else self._checked(found)
-        while batch is not None and not self._may_go(batch[0], deadline):
-            self._returned_count += 1
-            self._permits.put(None)
-            batch = self._read(deadline)
+        if self._thread is None:
+            batch = self._taken_now(done, deadline)
+        else:
+            batch = self._read_with(done, deadline)
+            while batch is not None and not self._may_go(batch[0], deadline):
+                self._returned_count += 1
+                self._permits.put(None)
+                self._permitted_count += 1
+                batch = self._read(deadline)
         if batch is not None:
             self._read_count += 1
             self.handed = batch[0]
         return batch
+
+    def _taken_now(self, done: Lease | None, deadline: Deadline) -> tuple[Lease, T] | None:
+        try:
+            return self._taken(self._read_count, done, deadline)
+        except BaseException as error:
+            self._ended = True
+            if self._stopped and isinstance(error, BatchTimeout | StoreUnavailable):
+                return None
+            raise
+
+    def _read_with(self, done: Lease | None, deadline: Deadline) -> tuple[Lease, T] | None:
+        """Return the next batch, and let another one be acknowledged."""
+        found = None
+        if done is not None and len(done) <= PAGES["ended"]:  # more take several requests
+            with suppress(Empty):
+                found = self._ready.get(timeout=SOON_S)
+        if done is not None and not (isinstance(found, tuple) and self._is_idle):
+            done.ack()
+            done = None
+        self._permits.put(done)
+        self._permitted_count += 1
+        return self._read(deadline) if found is None else self._checked(found)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the thread has no permit, so that it takes as soon as it gets one."""
+        return self._prepared_count == self._permitted_count
 
     def _read(self, deadline: Deadline) -> tuple[Lease, T] | None:
         """Wait until a batch is ready; None after `stop`."""
@@ -205,7 +231,7 @@ class ReadAhead(Generic[T]):
     def close(self, *, requeue: bool = True) -> None:
         """Let the thread end, and wait until the batches that were not read are released."""
         self.stop(requeue=requeue)
-        if not self.is_copy and threading.current_thread() is not self._thread:
+        if self._thread is not None and not self.is_copy:
             # half of a process's time to end is left for other requests
             with Deadline(at_most=2 * JOIN_S) as deadline:
                 self._thread.join(deadline.left_s / 2)
@@ -230,32 +256,42 @@ class ReadAhead(Generic[T]):
         while (done := self._permits.get()) is not False:
             if self._steps is not None and number >= self._steps + self._returned_count:
                 continue  # all are taken; another one is taken only for one that was too stale
-            lease = self._taken(number, done)
-            with ExitStack() as scope:
-                scope.push(lease)  # if decoding fails, the lease ends as in `with lease`
-                prepared = self._prepare(lease)
-                scope.pop_all()
-            self._ready.put((lease, prepared))
+            try:
+                batch = self._taken(number, done, Deadline())
+            except BaseException:
+                if done:  # the error, which refers to it, may be kept
+                    done.abandon()
+                raise
             self._prepared_count += 1
-            del prepared, lease, done  # the reader holds the only references
+            self._ready.put(batch)
+            del batch, done  # the reader holds the only references
             number += 1
+
+    def _taken(self, number: int, done: Lease | None, deadline: Deadline) -> tuple[Lease, T]:
+        """Take a batch, however long Redis is away, and prepare it."""
+        lease = self._leased(number, done, deadline)
+        with ExitStack() as scope:
+            scope.push(lease)  # if decoding fails, the lease ends as in `with lease`
+            batch = (lease, self._prepare(lease))
+            scope.pop_all()
+        return batch
 
     @property
     def _silence_s(self) -> float:
         """Seconds after which a silent connection is broken: the reader must get its error."""
         return math.inf if self._timeout is None else max(self._timeout / 3, GRACE_S)
 
-    def _taken(self, number: int, done: Lease | None) -> Lease:
-        """Take a batch, however long it takes, and however long Redis is away."""
-
+    def _leased(self, number: int, done: Lease | None, deadline: Deadline) -> Lease:
         def over() -> bool:
-            return self._stopped or self._overdue == number
+            return self._stopped or self._overdue == number or deadline.over
 
         def take() -> Lease:
             stop = self._stop_take = Stop()
-            if over():  # asked before this `Stop` was made
+            if self._stopped or self._overdue == number:  # asked before this `Stop` was made
                 stop.ask()
-            with Deadline(stop=stop, silence_s=self._silence_s):
+            left_s = deadline.waits_s
+            timeout = None if left_s == math.inf else left_s
+            with Deadline(timeout, stop=stop, silence_s=self._silence_s):
                 return self._take(number, done or None)
 
         def passes(error: BaseException) -> bool:  # a stop was meant for the batch before
