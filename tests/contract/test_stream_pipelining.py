@@ -371,6 +371,8 @@ def test_a_lost_lease_is_an_error_one_batch_later(stream):
     loop = stream.leases(2, timeout=1, prefetch=1)
     next(loop)
     next(loop)  # acknowledges the first
+    until(lambda: stream.stats().ledger.acked == 3)
+    until(lambda: loop._ahead.ready == 1)
     kill_consumer(stream)
     stream._task.store.call(Beat("default", "another", 1000, stream.incarnation), b"")
     next(loop)  # the take before the kill; it sends the acknowledgement of the second
