@@ -83,8 +83,8 @@ class Deadline:
                 another one `Stop.end` interrupts it.
             blocks_s: Seconds for which the server may let its reply wait, as asked: a connection
                 that is silent for so long is not broken.
-            silence_s: Seconds after which a silent connection is broken where nothing else ends
-                the block.
+            silence_s: Seconds after which a silent connection is broken, `GRACE_S` at least: a
+                block without an end is used by another one that has an end.
 
         Raises:
             ConfigError: `timeout` is no number >= 0.
@@ -185,9 +185,9 @@ class Deadline:
         attempt and not the whole call.
         """
         left = self.left_s
-        if left == math.inf or timeout is None:
-            return timeout if timeout is None else min(timeout, self.silence_s)
-        third = max(left / 3, GRACE_S, self._blocks_s + GRACE_S)
+        if timeout is None or left == self.silence_s == math.inf:
+            return timeout
+        third = max(min(left / 3, self.silence_s), GRACE_S, self._blocks_s + GRACE_S)
         return min(timeout, max(left, _SHORTEST_S), third)
 
     def pause(self, seconds: float) -> None:

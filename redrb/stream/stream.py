@@ -568,7 +568,7 @@ class ExperienceStream(OpenTask, Closing):
                 lambda _: None,
                 prefetch=most,
                 timeout=seconds,
-                acknowledge=True,
+                nudge=self._consumer.nudge,
             )
             takes_ahead(self, ahead)
             return ahead

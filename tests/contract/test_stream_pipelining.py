@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -313,7 +314,9 @@ def test_a_lease_may_be_ended_in_the_loop(stream, prefetch):
         else:
             lease.release()
             break
-    until(lambda: stream.stats().ledger.leased == 0)  # the take ahead may have come behind that
+    # the take ahead may have come behind that
+    until(lambda: not [each for each in threading.enumerate() if "read-ahead" in each.name])
+    until(lambda: stream.stats().ledger.leased == 0)
     until(lambda: stream.stats().ledger.acked == 3)
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 2, 0, 2)

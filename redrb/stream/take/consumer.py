@@ -135,10 +135,9 @@ class Slot:
             self.consumer.count(self, groups)
 
     def abandon(self, ids: tuple[int, ...]) -> None:
-        """Leave groups to the heartbeat thread, which releases them at once; never blocks."""
+        """Leave groups to the next heartbeat, which releases them; never blocks."""
         if not self.is_copy:
             self.consumer.abandoned.append((self, ids))
-            self.consumer.nudge()
 
     def abandon_take(self, take: InFlightTake) -> None:
         """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, Literal, TypeVar
 
-from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.retries import again, insist
 from redrb.connection.stop import Stop
@@ -52,7 +52,7 @@ class ReadAhead(Generic[T]):
         prefetch: int,
         timeout: float | None,
         steps: int | None = None,
-        acknowledge: bool = False,
+        nudge: Callable[[], None] | None = None,
     ) -> None:
         """Start the thread, if batches are taken ahead.
 
@@ -68,12 +68,13 @@ class ReadAhead(Generic[T]):
             timeout: Seconds that the reader waits for a batch, before a last look that may take
                 one more.
             steps: Batches in all; None: any number.
-            acknowledge: Whether `next` acknowledges the batch that was read before, and `stop` lets
-                the heartbeat thread release it. Otherwise the reader ends its leases.
+            nudge: Wakes the heartbeat thread, which then releases the batch that was read last if
+                `stop` is called before it was ended; otherwise `next` acknowledges it. None: the
+                reader ends its leases.
         """
         self._take, self._is_fresh, self._prepare = take, is_fresh, prepare
         self._timeout, self._steps = timeout, steps
-        self._acknowledge = acknowledge
+        self._nudge = nudge
         self.handed: Lease | None = None
         self._owner = mark()
         self._stopped = self._ended = False
@@ -123,7 +124,7 @@ class ReadAhead(Generic[T]):
         self._ended = self._ended or self._read_count == self._steps
         if self._stopped or self._ended:
             return None
-        done = (self._acknowledge and self.handed) or None
+        done = self.handed if self._nudge and self.handed else None
         deadline = Deadline(self._timeout)
         if self._thread is None:
             batch = self._taken_now(done, deadline)
@@ -225,8 +226,9 @@ class ReadAhead(Generic[T]):
         self._stop_check.ask()
         self._permits.put(False)
         self._ready.put(None)  # for a reader that waits: the thread may stand in a request
-        if requeue and self._acknowledge and self.handed:
+        if requeue and self._nudge and self.handed:
             self.handed.abandon()
+            self._nudge()
 
     def close(self, *, requeue: bool = True) -> None:
         """Let the thread end, and wait until the batches that were not read are released."""
@@ -279,7 +281,7 @@ class ReadAhead(Generic[T]):
     @property
     def _silence_s(self) -> float:
         """Seconds after which a silent connection is broken: the reader must get its error."""
-        return math.inf if self._timeout is None else max(self._timeout / 3, GRACE_S)
+        return math.inf if self._timeout is None else self._timeout / 3
 
     def _leased(self, number: int, done: Lease | None, deadline: Deadline) -> Lease:
         def over() -> bool:
