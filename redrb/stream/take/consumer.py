@@ -9,10 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from redrb.connection.request import Request
-from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES
@@ -24,9 +23,6 @@ from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
 from redrb.words import counted
-
-if TYPE_CHECKING:
-    from redrb.stream.take.in_flight import InFlightTake
 
 T = TypeVar("T")
 
@@ -139,12 +135,6 @@ class Slot:
         if not self.is_copy:
             self.consumer.abandoned.append((self, ids))
 
-    def abandon_take(self, take: InFlightTake) -> None:
-        """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
-        if not self.is_copy:
-            self.consumer.unread.append(take)
-            self.consumer.nudge()
-
     def give_up(self) -> None:
         """Free the slot of a take that may have leased groups, although its reply was lost.
 
@@ -201,7 +191,6 @@ class Consumer:
         self._slots: dict[int, str] = {}  # slot -> token of the lease in it
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self.abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
-        self.unread: deque[InFlightTake] = deque()
         self.given_up: deque[Slot] = deque()
         self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
@@ -293,7 +282,6 @@ class Consumer:
             _log.warning("task %r: took %s over from dead consumers", name, taken)
             self._taken_over = 0
         self._end_dead(pulse)
-        self._release_unread()
         self._requeue_given_up()
         do_each(self.abandoned, self._release_abandoned)
         if pulse.due and self._finish_due is not None and self._finish_due(self._slice_s):
@@ -354,7 +342,6 @@ class Consumer:
         if heartbeat is not None:
             heartbeat.stop()
         if self._may_lease and requeue:
-            self._release_unread()
             self.leave(self.name)
             self._may_lease = False
 
@@ -365,14 +352,3 @@ class Consumer:
             died: Whether it is known to have died, so that its deliveries have failed.
         """
         return sum(page.found for page in self._task.store.pages(Leave(self.group, name, died)))
-
-    def _release_unread(self) -> None:
-        while self.unread:
-            try:
-                self.unread.popleft().release()
-            except (LeaseLost, StoreError) as error:
-                _log.warning(
-                    "task %r: a batch that was taken ahead is requeued later: %s",
-                    self._task.name,
-                    error,
-                )

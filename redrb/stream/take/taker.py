@@ -12,7 +12,6 @@ from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
-from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.part import Draw, LeasePart
 from redrb.stream.task.never_full import never_full
@@ -109,7 +108,7 @@ class Taker:
                     before = None
                     lease = None
                     if reply.outcome == "taken":
-                        lease = self.claimed(slot, request, reply)
+                        lease = self._claimed(slot, request, reply)
                     else:  # this consumer was silent, and others have taken the lease over
                         slot.free()
                 except (BatchTimeout, ConfigError, LeaseLost):  # nothing is leased in the slot
@@ -123,34 +122,33 @@ class Taker:
                 if here().pages_over:
                     raise self._timeout(request, TakeReply("more"), 0)
 
-    def send(
-        self,
-        request: TakeRequest,
-        ack: Lease | None = None,
-        *,
-        waiter: str = "",
-        search: Search | None = None,
-    ) -> InFlightTake:
-        """Send a take that does not queue; its reply is read later.
+    def take_once(
+        self, request: TakeRequest, *, waiter: str, search: Search | None = None, ttl_ms: int = 0
+    ) -> tuple[TakeReply, Lease | None]:
+        """Take in one request for a waiter that may queue in several tasks; the caller waits.
 
         Args:
-            request: The groups; with a waiter fewer than `count` may come.
-            ack: A lease of this consumer to acknowledge in the same round trip.
-            waiter: Name of a waiter for which groups may be reserved; it leaves the queue.
+            request: The groups; fewer than `count` may come.
+            waiter: Its name, for which groups may be reserved.
             search: Of the reply to an earlier take, where that was "more".
+            ttl_ms: How long the waiter queues where too few groups wait; 0: it leaves the queue.
+
+        Returns:
+            The reply, which `accept` is given, and the lease, if groups were taken.
         """
-        before = self._part_of(ack)
         slot = self._consumer.occupy()
         try:
-            asked = request if waiter else request.full
-            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter), search=search)
-            sent.begin()
-            return InFlightTake(self, slot, request, sent, before)
+            asked = self._request(slot, request, ttl_ms, None, waiter, report=False, search=search)
+            reply = asked.result()
+            if reply.outcome == "taken":
+                return reply, self._claimed(slot, request, reply)
+            slot.free()
         except BaseException:
-            slot.give_up()  # the request may have reached Redis
+            slot.give_up()
             raise
+        return reply, None
 
-    def claimed(self, slot: Slot, request: TakeRequest, reply: TakeReply) -> Lease | None:
+    def _claimed(self, slot: Slot, request: TakeRequest, reply: TakeReply) -> Lease | None:
         """Return the lease on a batch; None if a group of it could not be decoded.
 
         Groups that cannot be decoded go to the dead letters; the others are requeued.
@@ -195,7 +193,7 @@ class Taker:
                 return False
         return True
 
-    def note_acknowledged(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
+    def _note_acknowledged(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
         """Close the lease that a take has acknowledged.
 
         Raises:
@@ -236,7 +234,7 @@ class Taker:
             if reply.outcome == "gone":
                 self._task.reopen(refused_here=True)
             if before is not None:
-                self.note_acknowledged(before, slot, reply)
+                self._note_acknowledged(before, slot, reply)
                 before = None
             expired += reply.expired
             if reply.outcome in ("taken", "late"):
