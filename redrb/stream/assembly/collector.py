@@ -34,10 +34,9 @@ from redrb.stream.assembly.calls import (
 from redrb.stream.put.batch import Claim, PutBatch
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Groups, Preparer
-from redrb.stream.put.producer import PartsEnded
+from redrb.stream.put.producer import PartsEnded, Producer
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import NO_RIGHTS, Rights
-from redrb.stream.put.writer import Puts
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -56,7 +55,7 @@ class PartCollector:
     _task: Task
     _preparer: Preparer  # without filters; it refuses bad parts
     _prepare: Callable[[Groups, PutOptions], PutBatch]  # filters whole groups, too
-    _producer: Puts
+    _producer: Producer
     _replication: Replication
     _known: bool = False
 

@@ -15,7 +15,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import Adopt
 from redrb.stream.put.options import PutOptions, Sources, SourcesRefused
 from redrb.stream.put.preparer import Groups
-from redrb.stream.put.writer import Puts
+from redrb.stream.put.producer import Producer
 from redrb.stream.task.origin import Look, Origin, OriginState, SourceGroup
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -44,7 +44,7 @@ class Receiver:
     """
 
     _task: Task
-    _producer: Puts
+    _producer: Producer
     _prepare: Callable[[Groups, PutOptions], PutBatch]
     _states: dict[tuple[str, str], OriginState] = field(default_factory=dict)
     _since: dict[tuple[str, str], int] = field(default_factory=dict)

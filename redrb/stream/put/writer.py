@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from redrb.connection.deadline import Deadline
 from redrb.errors import (
@@ -20,39 +19,11 @@ from redrb.scopes import Entered
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
+from redrb.stream.put.producer import Producer
 from redrb.stream.put.rights import RightsSource
 from redrb.words import counted
-
-
-class UnfinishedPut(Protocol):
-    """A put whose groups may not all be stored yet."""
-
-    batch: PutBatch
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Ids of the groups that are certainly stored, from the first."""
-
-    @property
-    def sent(self) -> object | None:
-        """The request that is under way; None if nothing was sent."""
-
-
-class Puts(Protocol):
-    """Stores groups exactly once: `Producer`."""
-
-    def put(self, batch: PutBatch) -> tuple[int, ...]:
-        """Store groups; returns their ids in order."""
-
-    def send(self, batch: PutBatch) -> UnfinishedPut:
-        """Send groups without waiting for the reply; `finish` must follow."""
-
-    def finish(self, pending: Any, /) -> tuple[int, ...]:
-        """Wait until all groups are stored; may be called again after an error."""
-
-    def abandon(self, pending: Any, /) -> None:
-        """End a put."""
 
 
 class PutInFlight:
@@ -65,10 +36,12 @@ class PutInFlight:
         prepare: Checks and encodes groups for the task; `refused` of the result has the bad ones.
     """
 
-    def __init__(self, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]) -> None:
+    def __init__(
+        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
+    ) -> None:
         self.prepare = prepare
         self._producer = producer
-        self._pending: UnfinishedPut | None = None
+        self._pending: PendingPut | None = None
 
     @property
     def stored(self) -> int:
@@ -132,7 +105,9 @@ class Writer(Entered):
             errors.
     """
 
-    def __init__(self, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]) -> None:
+    def __init__(
+        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
+    ) -> None:
         self.in_flight = PutInFlight(producer, prepare)
         self._puts = 0
         self._stored: tuple[int, ...] = ()
