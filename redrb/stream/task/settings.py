@@ -12,7 +12,6 @@ from redrb.errors import ConfigError
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.tags import declare_tags
 
-Eviction: TypeAlias = Literal["oldest", "stalest"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
 LEASE_MS = 30_000
@@ -37,15 +36,8 @@ STORED_DEFAULTS = {
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
-EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
+EXCLUDED_BY_ADMISSION = {"max_reads": 1, "partitions": 1}
 """Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
-
-BOUNDED_TWICE = "give a limit (puts wait) or a capacity (puts evict), not both"
-
-UNVERSIONED = (
-    'the task indexes no versions, so eviction="stalest" has nothing to go by: give '
-    'order="stalest" or max_staleness too'
-)
 
 MOST_PER_VERSION = 1e9
 
@@ -129,8 +121,6 @@ SETTINGS: Mapping[str, Setting] = {
         fixed="the reads that stored groups have had are counted by the old number. Use another "
         "task, or clear() this one",
     ),
-    "capacity": whole_number(1, divided=True),
-    "eviction": _choice(get_args(Eviction)),
     "tags": Setting(
         lambda _, names: json.dumps(declare_tags(names)),
         value=json.loads,
@@ -175,8 +165,6 @@ class SettingArguments(TypedDict, total=False):
     max_token_staleness: int | None
     on_expired: OnExpired | None
     max_reads: int | None
-    capacity: int | None
-    eviction: Eviction | None
     tags: Sequence[str] | None
     partitions: int | None
     groups_per_version: float | None
@@ -208,11 +196,7 @@ class TaskSettings:
             rule.
         on_expired: "discard" (default), or "keep": expired groups wait with status EXPIRED.
         max_reads: Acknowledgements after which a group is done, default 1; 0: it is taken again
-            for ever, until it is evicted or expires.
-        capacity: Most groups that are stored; puts never wait, and evict groups beyond it. Default:
-            no capacity.
-        eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
-            "oldest" (by arrival, default) or "stalest".
+            for ever, until it expires or a put with `on_full="drop_oldest"` evicts it.
         tags: Names of the tags that queries may use. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/how-to/partitions.md.
@@ -232,8 +216,6 @@ class TaskSettings:
     max_token_staleness: int | None = None
     on_expired: OnExpired | None = None
     max_reads: int | None = None
-    capacity: int | None = None
-    eviction: Eviction | None = None
     tags: Sequence[str] | None = None
     partitions: int | None = None
     groups_per_version: float | None = None
@@ -249,8 +231,6 @@ class TaskSettings:
             for name, setting in SETTINGS.items()
             if (value := getattr(self, name)) is not None
         }
-        if self.capacity is not None and self.limit:
-            raise ConfigError(f"{BOUNDED_TWICE}.")
         if self.groups_per_version is not None:
             for name, only in EXCLUDED_BY_ADMISSION.items():
                 if (value := getattr(self, name)) not in (None, only):
@@ -260,20 +240,6 @@ class TaskSettings:
         if self.order is not None:
             stored["sampled"] = str(int(checked_order(self.order).sampled))
         return stored
-
-    def check_whole(self, order: str) -> None:
-        """Check the settings of a whole task: no other process gives it further ones.
-
-        Args:
-            order: Name of its order, which may be that of an `Order` object.
-
-        Raises:
-            ConfigError: Settings contradict each other. `redrb/lua/include/misfits.lua` refuses the
-                same ones when several processes give them.
-        """
-        self.as_stored()
-        if self.eviction == "stalest" and order != "stalest" and self.max_staleness is None:
-            raise ConfigError(f"{UNVERSIONED}.")
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""

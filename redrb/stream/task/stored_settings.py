@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
 from redrb.errors import ConfigError
-from redrb.stream.orders import Fifo
 from redrb.stream.task.settings import (
     DEFAULT_MAX_READS,
     DIVIDED,
@@ -194,7 +193,7 @@ def check_whole(fields: Mapping[str, str]) -> None:
     reads = fields.get("max_reads") or fields.get("default_max_reads") or DEFAULT_MAX_READS
     partitions = int(fields.get("partitions") or 1)
     whole = replace(settings_in(fields), max_reads=int(reads), partitions=partitions)
-    whole.check_whole(fields.get("order") or Fifo.name)
+    whole.as_stored()
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
