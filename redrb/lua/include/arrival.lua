@@ -1,5 +1,5 @@
 -- After groups have arrived: takes and puts that can go on are woken.
---@include task facts pools
+--@include task pools
 
 -- Wake the takes and puts that can go on, now that a producer's groups have arrived.
 local function make_known(producer, now)
