@@ -167,8 +167,8 @@ class Evict(Call[Found], frozen=True):
         producer, operation, epoch: Those of the put.
         groups, nbytes: Groups of the put, and their bytes.
         least: Fewest groups to evict, for a server at its memory limit.
-        stalest: Whether the groups of the lowest policy version go first, not the oldest.
         most: Most groups to evict, unless `groups` or `least` is more.
+        stalest: Whether the groups of the lowest policy version go first, not the oldest.
     """
 
     script: ClassVar = "put/evict"
@@ -178,8 +178,8 @@ class Evict(Call[Found], frozen=True):
     groups: int
     nbytes: int
     least: int
-    stalest: bool
     most: int = MOST_EVICTED
+    stalest: bool = False
 
 
 class RoomReply(msgspec.Struct, frozen=True):
