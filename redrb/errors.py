@@ -309,7 +309,7 @@ _ENDS = {
         "the reasons."
     ),
     "expired": "",  # by the versions that are known
-    "evicted": "Most groups are evicted: raise capacity, or take faster.",
+    "evicted": "Most groups are evicted: raise limit, or take faster.",
     "dead": "Most groups are dead letters: ",  # and where the reasons are
 }
 """Advice where this was the fate of at least half of the groups put."""

@@ -28,8 +28,8 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
         "list the tasks, tables and weights of a namespace. Waiting and leased are those of the "
-        "consumer group. The limit is the most groups that may wait or be leased, or that are kept "
-        "with a capacity, and the most bytes. The size of a task is an estimate: its stored groups "
+        "consumer group. The limit is the most groups that may wait or be leased, and the most "
+        "bytes. The size of a task is an estimate: its stored groups "
         "times the mean size of all groups ever put. The size of weights is that of the newest "
         "version; in use are those of live makers, kept is the number of versions, in redis the "
         "bytes of all. Below a table stand the tasks that claim its rows: rows that wait, that are "
@@ -113,7 +113,7 @@ def _task_row(task: TaskState) -> list[str]:
 
 def _limits(stats: StreamStats) -> str:
     """Return the bounds of a task, such as "4,096, 1.0 GB"."""
-    groups = [f"{most:,}" for most in (stats.limit, stats.capacity) if most]
+    groups = [f"{stats.limit:,}"] if stats.limit else []
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 
 

@@ -113,7 +113,8 @@ class ExperienceStream(OpenTask, Closing):
             namespace: Keeps experiments on one server apart.
             group: Consumer group of `take`; each consumer group gets every group of samples.
             on_full: Behaviour of `put` at the limit or at the server's memory limit: "block",
-                "drop_oldest" (evict groups that are not leased) or "error" (raise StoreFull).
+                "drop_oldest" or "drop_stalest" (evict groups that are not leased, by arrival or the
+                lowest policy version first), or "error" (raise StoreFull).
             lease_ms: Silence of this object's heartbeat after which its leased groups are requeued
                 for other consumers, and its rights to begin groups return to the task.
             weights: Name of the published weights whose newest version is the task's current one.
@@ -164,6 +165,11 @@ class ExperienceStream(OpenTask, Closing):
             weights=weights,
             create=create,
         )
+        if on_full == "drop_stalest" and not opened.description.by_version:
+            raise ConfigError(
+                f'on_full="drop_stalest": task {task!r} indexes no policy versions: give it '
+                'order="stalest" or max_staleness too, or use "drop_oldest".'
+            )
         opened.is_advanced = implied is not None
         opened.log_unbounded(asked)
         super().__init__(opened, options.group)

@@ -25,7 +25,6 @@ Trial: TypeAlias = Callable[[Bench, int], None]
 
 SMALL = {
     "arguments": 4,
-    "evicted_beside": 9,
     "candidates_window": 4,
     "browsed_least": 2,
     "woken_at_end": 6,
@@ -81,10 +80,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
     "expired": (groups.expired_by_takes, groups.moved_by_expiry),
     "orphans": (groups.orphans_of_a_put, groups.orphans_of_a_repair),
-    "evicted_beside": (
-        groups.capacity_lowered,
-        groups.capacity_lowered_with_consumer_groups,
-    ),
     "candidates": (groups.evicted_behind_gap,),
     "candidates_leased": (groups.evicted_behind_leased,),
     "candidates_window": (

@@ -261,7 +261,7 @@ def test_a_gap_of_ids(compare):
         assert stream.stats().stored == 1
         scene.note("put", lambda: scene.fill(3))
         scene.note("take", lambda: stream.take(1, timeout=0).ack())
-        small = scene.open(capacity=2)
+        small = scene.open(limit=2, on_full="drop_oldest")
         scene.note("evicting put", lambda: small.put(numbered(1)))
         scene.note("release", held.release)
         scene.note("evicting put later", lambda: small.put(numbered(1)))

@@ -150,7 +150,7 @@ def test_rm_names_the_consumers_and_makers_that_are_alive(store, namespace, run)
 def test_ls_shows_the_limits_of_tasks(store, namespace, run):
     tasks: dict[str, dict[str, Any]] = {
         "a": {"limit": 4096, "max_bytes": 10**9},
-        "b": {"capacity": 512},
+        "b": {"limit": 512},
         "c": {"limit": 8},
         "d": {},
     }

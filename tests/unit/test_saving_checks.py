@@ -49,7 +49,6 @@ def assert_refused(*frames: Frame) -> None:
         {"default_max_deliveries": "0"},
         {"max_staleness": "nan"},
         {"on_expired": "explode"},
-        {"eviction": "all"},
         {"max_waiting": "some"},
         {"groups_per_version": "1e999"},
         {"groups_per_version": "4.0"},
@@ -77,9 +76,8 @@ def test_settings_that_no_task_can_have_are_refused(settings: dict[str, str]) ->
     [
         {},
         {"limit": "100", "max_bytes": "0", "max_deliveries": "2"},
-        {"order": "prioritized(0.6)", "sampled": "1", "max_reads": "0", "capacity": "9"},
+        {"order": "prioritized(0.6)", "sampled": "1", "max_reads": "0", "limit": "9"},
         {"order": "mine", "sampled": "1"},
-        {"limit": "5", "capacity": "5"},
         {"max_waiting": "4", "default_max_reads": "1", "tags": '["a"]'},
     ],
     ids=str,

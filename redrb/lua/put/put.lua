@@ -127,7 +127,7 @@ end
 
 local done, failure = pcall(store)
 if done then
-  done, failure = pcall(make_known, ask.producer, count, now)
+  done, failure = pcall(make_known, ask.producer, now)
 end
 if done and ask.rights then
   --@include held_rights

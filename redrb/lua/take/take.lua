@@ -96,7 +96,7 @@ elseif where ~= '' then
 else
   here = redis.call('ZCARD', key('ready', pool))
 end
-local free, most = here, rule.limit > 0 and rule.limit or rule.capacity
+local free, most = here, rule.limit
 if rule.max_waiting > 0 then -- groups that return may be more
   most = math.min(most > 0 and most or math.huge, math.max(rule.max_waiting, here))
 end

@@ -166,6 +166,7 @@ class Evict(Call[Found], frozen=True):
         groups, nbytes: Groups of the put, and their bytes.
         least: Fewest groups to evict, for a server at its memory limit.
         most: Most groups to evict, unless `groups` or `least` is more.
+        stalest: Whether the groups of the lowest policy version go first, not the oldest.
     """
 
     script: ClassVar = "put/evict"
@@ -176,6 +177,7 @@ class Evict(Call[Found], frozen=True):
     nbytes: int
     least: int
     most: int = MOST_EVICTED
+    stalest: bool = False
 
 
 class RoomReply(msgspec.Struct, frozen=True):
