@@ -1,7 +1,7 @@
 """The page that lists the files of the store in the order in which an engineer reads them.
 
-`python -m tests.reading_order` writes its numbers anew: the lines of each file, their sums, and the files
-that a put, and a take with its acknowledgement, pass. Names and sentences are written by hand.
+`python -m tests.reading_order` writes its numbers anew: the lines of each file, their sums, and the
+files that a put, and a take with its acknowledgement, pass. Names and words are written by hand.
 """
 
 from __future__ import annotations
