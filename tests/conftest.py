@@ -173,6 +173,13 @@ def client(url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    """A client of each real server in turn, with all rights."""
+    with redrb.connect(real_url, retry_s=10) as client:
+        yield client
+
+
+@pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make pages of the scripts small in this process: `pages(taken_over=3)`."""
     with small_pages(monkeypatch) as make:

@@ -3,15 +3,15 @@
 
 -- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
 local function add_keys(group, names, plain, with_query)
-  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'slots', 'returning', 'moved',
-    'expiries', 'reads', 'clock', 'letters', 'staleness', 'joining', 'spared', 'ranks',
-    'rank_requests', 'rank_parts'}) do
-    names[#names + 1] = key(kind, group)
+  for _, kinds in ipairs({TASK_KEYS.group, TASK_KEYS.notes}) do
+    for _, kind in ipairs(kinds) do
+      names[#names + 1] = key(kind, group)
+    end
   end
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
     plain[#plain + 1] = pool
-    for _, kind in ipairs({'ready', 'versions', 'newest', 'mass', 'queries'}) do
+    for _, kind in ipairs(TASK_KEYS.pool) do
       names[#names + 1] = key(kind, pool)
     end
     local queries = queries_of(pool)
@@ -47,7 +47,9 @@ local function delete_keys(all, names, queues)
   end
   for _, found in ipairs({queues, with_query}) do
     for _, queue in ipairs(found) do
-      names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
+      for _, kind in ipairs(TASK_KEYS.queue) do
+        names[#names + 1] = key(kind, queue)
+      end
     end
   end
   for first = 1, #names, PAGE.arguments do -- a thread of the server frees their memory
@@ -62,11 +64,10 @@ end
 
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
-  local names = {stream, task, puts, key('groups'), key('facts'), key('behind'), key('buried'),
-    key('dead'), key('refreshed'), key('changes'), key('admission'), key('rights'), key('right'),
-    key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
-    key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),
-    key('announcements')}
+  local names = {}
+  for _, kind in ipairs(TASK_KEYS.task) do
+    names[#names + 1] = key(kind)
+  end
   for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
     names[#names + 1] = key('sources', origin)
   end
