@@ -626,6 +626,187 @@ def test_init_and_archived_rollouts_count_as_completed(
     play(scenario)
 
 
+@pytest.mark.parametrize("statuses", [None, [Status.EXPIRED], FRESH])
+@pytest.mark.parametrize("retryable", [True, False])
+@IN_PARTITIONS
+def test_a_refresh_without_a_step_ages_nothing(
+    play: Any, make: Make, statuses: Any, *, retryable: bool
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, response_model_steps=[5, 5], seq_staleness=3)], "task")
+        await buffer.put([make(2, status="expired"), make(3, response_model_steps=[0, 0])], "task")
+        found = await buffer.refresh_staleness(
+            {"task": 1},
+            task_token_stale_thresholds={"task": 1},
+            expired_groups_retryable_by_task={"task": retryable},
+            current_train_step=None,
+            statuses=statuses,
+        )
+        asked = statuses != FRESH
+        assert found == {"task": int(asked)}
+        ((kept,),) = await buffer.get(9, "task", "completed")
+        assert (of(kept, "response_ids"), of(kept, "seq_staleness")) == ([3, 4], 3)
+        expired = await _all_expired(buffer)
+        assert len(expired) == (retryable or not asked)
+        for group in expired:
+            assert [of(each, "response_ids") for each in group] == [[3, 4], [3, 4]]
+
+    play(scenario)
+
+
+@IN_PARTITIONS
+def test_a_refresh_before_a_group_expired_does_not_age_it(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number in range(3):
+            await buffer.put([make(number, response_model_steps=[at, at]) for at in (1, 4)], "task")
+        at_8: dict[str, Any] = {"current_train_step": 8}
+        await buffer.refresh_staleness({"task": 2}, statuses=["expired"], **at_8)
+        assert await buffer.refresh_staleness({"task": 6}, **at_8) == {"task": 3}
+        ((_, fresh),) = await buffer.get(1, "task", "expired")
+        assert (of(fresh, "status"), of(fresh, "seq_staleness")) == (Status.COMPLETED, 3)
+        await buffer.refresh_staleness({"task": 3}, statuses=["expired"], **at_8)
+        await buffer.refresh_staleness({"task": 6}, **at_8)  # later, and less strict
+        ((_, stale),) = await buffer.get(1, "task", "expired")
+        assert of(stale, "status") == Status.EXPIRED
+        await buffer.refresh_staleness({"task": 9}, current_train_step=6)
+        ((_, stale),) = await buffer.get(1, "task", "expired")
+        assert of(stale, "status") == Status.EXPIRED
+
+    play(scenario)
+
+
+@IN_PARTITIONS
+@BOTH_ORDERS
+def test_a_refresh_at_an_older_step_is_followed(play: Any, make: Make, order: Any) -> None:
+    """The trainer has resumed an older checkpoint."""
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number in range(2):
+            await buffer.put(
+                [make(number, response_model_steps=[6, 6])], "task", current_train_step=10
+            )
+        await buffer.refresh_staleness({"task": 9}, current_train_step=8)
+        ((first,),) = await buffer.get(1, "task", "completed")
+        await buffer.refresh_staleness({"task": 9}, current_train_step=9)
+        ((second,),) = await buffer.get(1, "task", "completed")
+        assert [of(each, "seq_staleness") for each in (first, second)] == [1, 2]
+
+    play(scenario, order=order)
+
+
+@pytest.mark.parametrize("thresholds", [(None, None), (9, None), (None, 9), (9, 9)])
+@IN_PARTITIONS
+def test_the_next_refresh_expires_an_aborted_group_with_an_expired_rollout(
+    play: Any, make: Make, thresholds: tuple[int | None, int | None]
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        group = [make(1, status="aborted", response_model_steps=[1, 1]), make(2, status="expired")]
+        await buffer.put(group, "task")
+        await buffer.put([make(3, response_model_steps=[1, 1])], "task")
+        assert await buffer.count("task", "aborted") == 1
+        oldest, newest = thresholds
+        for statuses, expired in ((["completed"], 0), (None, 1)):
+            assert await buffer.refresh_staleness(
+                {"task": oldest},
+                task_token_stale_thresholds={"task": newest},
+                current_train_step=2,
+                statuses=statuses,
+            ) == {"task": expired}
+        ((aborted, reset),) = await _all_expired(buffer)
+        assert (of(aborted, "status"), of(aborted, "response_ids")) == ("aborted", [3, 4])
+        assert (of(reset, "status"), of(reset, "response_ids")) == ("expired", [])
+        assert await buffer.count("task", "completed") == 1
+
+    play(scenario)
+
+
+STEPLESS: list[dict[str, Any]] = [
+    {"response_model_steps": None},
+    {"response_model_steps": []},
+    {"response_model_steps": [5], "response_mask": [0, 1]},
+]
+
+
+@pytest.mark.parametrize("fields", STEPLESS, ids=str)
+@pytest.mark.parametrize("at_put", [True, False])
+@IN_PARTITIONS
+def test_a_threshold_of_tokens_expires_responses_without_steps(
+    play: Any, make: Make, fields: dict[str, Any], *, at_put: bool
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        options = {"current_train_step": 6, "token_stale_threshold": 9} if at_put else {}
+        for more in ({}, {"response_mask": [0, 0]}, {"labels": [1, 1]}, {"response_ids": []}):
+            await buffer.put([make(1, **{**fields, **more})], "task", **options)
+        for threshold in ({"task": 9}, {}):
+            found = await buffer.refresh_staleness(
+                {"task": threshold.get("task")}, current_train_step=6
+            )
+            assert found == {"task": int(at_put)}  # of the other rule nothing is known
+        assert await buffer.refresh_staleness(
+            {}, task_token_stale_thresholds={"task": 9}, current_train_step=6
+        ) == {"task": 1}
+        ((reset,),) = await _all_expired(buffer)
+        assert of(reset, "response_ids") == []
+        left = await buffer.get(9, "task", "completed")
+        assert [of(each, "response_model_steps") for (each,) in left] == [
+            fields["response_model_steps"]
+        ] * 3
+
+    play(scenario)
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("late", ["field", "tag", "room", "store"])
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_put_that_fails_leaves_the_rollouts_as_they_were(
+    play: Any,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    late: str,
+    *,
+    retryable: bool,
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        stream = buffer._tasks.open("task")
+        await buffer.put([make(0)], "task")
+
+        def away(*_: Any, **__: Any) -> None:
+            raise StoreError("away")
+
+        monkeypatch.setattr(stream, "put", away if late == "store" else stream.put)
+        monkeypatch.setattr(stream, "discard_expired", away)
+        group = [make(1, **STALE), make(2, response_model_steps=[7])]
+        if late == "field":
+            group.append(make(3, error_msg=object()))
+        before = copy.copy([copy.copy(rollout) for rollout in group])
+        putting = asyncio.ensure_future(
+            buffer.put(
+                group,
+                "task",
+                model_step=8,
+                current_train_step=9,
+                stale_threshold=3,
+                expired_groups_retryable=retryable,
+                **({"level": 3} if late == "tag" else {}),
+            )
+        )
+        if late == "room" and retryable:
+            await asyncio.sleep(0)
+            for store in buffer._putting.values():
+                store.stop()
+        with pytest.raises((RecordError, ConfigError, StoreError)):
+            await putting
+        assert group == before
+        assert [list(of(rollout, "response_ids")) for rollout in group[:2]] == [[3, 4], [3, 4]]
+        assert len(buffer) == 1
+
+    if late == "room" and limit is None and retryable:
+        return  # there is room
+    play(scenario, limit=limit)
+
+
 def test_the_error_of_a_hook_reaches_the_caller_when_the_groups_are_gone(
     play: Any, make: Make
 ) -> None:
@@ -633,12 +814,16 @@ def test_the_error_of_a_hook_reaches_the_caller_when_the_groups_are_gone(
 
     async def tell(groups: list[list[Any]]) -> None:
         calls.append(ids(groups))
+        for rollout in groups[0]:  # expired, and not reset yet
+            assert of(rollout, "status") == Status.EXPIRED
+            assert (of(rollout, "response_ids"), of(rollout, "seq_staleness")) == ([3, 4], 7)
         raise RuntimeError("the trace store is away")
 
     async def scenario(buffer: ReplayBuffer) -> None:
+        own = make(1, **STALE)
         with pytest.raises(RuntimeError, match="away"):
             await buffer.put(
-                [make(1, **STALE)],
+                [own],
                 "task",
                 current_train_step=9,
                 stale_threshold=1,
@@ -652,6 +837,7 @@ def test_the_error_of_a_hook_reaches_the_caller_when_the_groups_are_gone(
                 current_train_step=9,
             )
         assert (calls, len(buffer)) == ([[[1]], [[2]]], 0)
+        assert of(own, "status") == Status.EXPIRED
         assert buffer._tasks.open("task").stats().ledger.expired == 2
 
     play(scenario, on_discard=tell)

@@ -6,6 +6,7 @@ import math
 import random
 import threading
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -209,21 +210,20 @@ def test_each_sample_is_counted_once(
     kept: list[BufferItem] = []
     done = 0
     for number, group in enumerate(groups, 1):
-        assert choice.extras([*group, broken]) == {}  # the task drops it, and notes with it
-        extras = choice.extras(group)
-        assert (extras is not None) == (above < sum(group) / len(group) < above + width)
+        rewards = torch.tensor([*group, broken], dtype=torch.float64)
+        assert choice.extras(rewards) == {}  # the task drops it, and notes with it
+        extras = choice.extras(rewards[:-1])
+        assert (extras is not None) == (above < mean(group) < above + width)
         if extras is not None:
             kept += [numbered(0, reward=torch.tensor(reward)) for reward in group]
             kept[-len(group)].extras |= extras
             done = number
-    assert choice.dropped == sum(
-        not above < sum(group) / len(group) < above + width for group in groups
-    )
+    assert choice.dropped == sum(not above < mean(group) < above + width for group in groups)
     if kept:
-        rewards = [reward for group in groups[:done] for reward in group]
+        made = [reward for group in groups[:done] for reward in group]
         found = of_made(make_experience_batch(kept))
-        assert found["made_reward"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
-        assert found["kept_fraction"] == pytest.approx(len(kept) / len(rewards))
+        assert found["made_reward"] == pytest.approx(sum(made) / len(made), abs=1e-5)
+        assert found["kept_fraction"] == pytest.approx(len(kept) / len(made))
 
 
 @pytest.mark.parametrize("note", [3, "ab", [1], [1, 2, 3], ["a", "b"], {"a": 1}, None])
