@@ -188,9 +188,7 @@ def _numbers(rollout: Mapping[str, Any], name: str, length: int | None) -> Tenso
 def _tensor(name: str, value: Any) -> Tensor:
     try:
         if isinstance(value, list) and value and all(isinstance(each, ARRAYS) for each in value):
-            return torch.cat(list(map(torch.as_tensor, value)))[
-                1:
-            ]  # the first: as XTuner does
+            return torch.cat(list(map(torch.as_tensor, value)))[1:]  # the first: as XTuner does
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{name} holds no array of numbers: {error}", field=name) from error
