@@ -68,11 +68,11 @@ Producers: TypeAlias = dict[
 _RULE = r"(-|[0-9]{1,16})"
 
 Refreshes: TypeAlias = dict[
-    Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)}|expired {_RULE} {_RULE})\Z")],
+    Annotated[str, Meta(pattern=rf"\A({'|'.join(Status)}|expired( {_RULE}){{3}})\Z")],
     Annotated[str, Meta(pattern=r"\A[0-9]{1,16} [0-9]{1,16}\Z")],
 ]
 """Train step of the last refresh of a `ReplayBuffer`, and the newest id then, by status; of expired
-groups by rule, too."""
+groups by number and rule, too."""
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -63,23 +63,20 @@ class Expiry:
         current_version: Weight version at that time.
         max_staleness: Rule for a group's oldest version.
         max_token_staleness: Rule for the newest token.
+        number: Place of the rule among those of a `ReplayBuffer`, by time; 0 for any other.
     """
 
     current_version: int
     max_staleness: int | None
     max_token_staleness: int | None
+    number: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the three words that Redis stores."""
-        version, *rules = text.split()
-        oldest, newest_token = (None if rule == "-" else int(rule) for rule in rules)
-        return cls(int(version), oldest, newest_token)
-
-    def __str__(self) -> str:
-        """Return the three words."""
-        words = (self.current_version, self.max_staleness, self.max_token_staleness)
-        return " ".join("-" if word is None else str(word) for word in words)
+        """Read the three or four words that Redis stores."""
+        version, oldest, newest, *number = text.split()
+        rules = [None if rule == "-" else int(rule) for rule in (oldest, newest)]
+        return cls(int(version), rules[0], rules[1], *map(int, number))
 
 
 @dataclass(eq=False, repr=False)

@@ -207,6 +207,7 @@ class Expire(Call[ExpireReply], frozen=True):
     Attributes:
         limit: Most groups that expire.
         mode: "keep": they get the status EXPIRED; "look": nothing is changed.
+        number: Noted with each group that is kept: `Expiry.number`.
     """
 
     script: ClassVar = "task/expire"
@@ -216,6 +217,7 @@ class Expire(Call[ExpireReply], frozen=True):
     version: int
     rules: StalenessRules
     statuses: list[Status]
+    number: int = 0
 
 
 class Discard(Call[int], frozen=True):
