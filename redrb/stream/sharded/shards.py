@@ -109,7 +109,7 @@ class Shards:
     @property
     def opened(self) -> list[Shard]:
         """The shards that are open."""
-        return list(self._open.values())
+        return [self._open[number] for number in sorted(self._open)]
 
     @property
     def away(self) -> list[str]:
