@@ -35,6 +35,7 @@ from .stream.export import export_task as export_task
 from .stream.feeding import ExperienceLoader as ExperienceLoader
 from .stream.mixture import Mixture as Mixture
 from .stream.sending import ExperienceSender as ExperienceSender
+from .stream.sharded import ShardedStream as ShardedStream
 from .table import Table as Table
 from .train import MakerCallback as MakerCallback
 from .train import Stage as Stage

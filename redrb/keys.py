@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from binascii import crc_hqx
 from dataclasses import dataclass
@@ -118,6 +119,25 @@ TABLE_REST: Final = (
     *("wake:<waiter>", "restoring:<token>:<key>"),
 )
 """Further keys of a table: tasks that claim; values, and those to delete; those that expire."""
+_SLOTS = 16384
+"""Slots of a cluster."""
+
+_PLACES = (0, 8, 4, 10, 2, 6, 1, 9, 5, 11, 3, 7)
+"""Twelfth of a cluster's slots in which a shard lies, by its number.
+
+The first 2, 3, 4, 6 or 12 are on as many nodes, which have equal, contiguous ranges of slots.
+"""
+
+
+def _placed(tag: str) -> str:
+    """Return the hash tag of a task; that of a shard, "<task>@<number>", puts it in its place."""
+    shard = re.search(r"@([0-9]{1,4})$", tag)
+    if shard is None:
+        return tag
+    place, placed, attempts = _PLACES[int(shard[1]) % len(_PLACES)], tag, itertools.count(1)
+    while crc_hqx(placed.encode(), 0) % _SLOTS * len(_PLACES) // _SLOTS != place:
+        placed = f"{tag}~{next(attempts)}"  # "~" is in no name
+    return placed
 
 
 class _Key:
@@ -148,7 +168,7 @@ class TaskKeys:
         check_name("task", name if claims else task)
         if claims:
             return cls(f"{TableKeys.of(namespace, table).prefix}claims:{name}:")
-        return cls(f"redrb:{{{namespace}:{task}}}:")
+        return cls(f"redrb:{{{_placed(f'{namespace}:{task}')}}}:")
 
     @property
     def namespace(self) -> str:

@@ -91,7 +91,7 @@ API = {
 
 _HOME = {
     "connect": ("connect", "Client"),
-    "stream": ("ExperienceLoader", "ExperienceSender", "Mixture", "export_task"),
+    "stream": ("ExperienceLoader", "ExperienceSender", "Mixture", "ShardedStream", "export_task"),
 }
 """Names that only the root has, by the page that shows them."""
 

@@ -195,6 +195,7 @@ NO_PAGES = {
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
     "redrb.stream.assembly.calls.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.assembly.calls.MOST_PARTS": "what a user may ask for",
+    "redrb.stream.sharded.sharded.MOST_SHARDS": "what a user may ask for",
     "redrb.stream.ranks.ranks.MOST_RANKS": "what a user may ask for",
     "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
     "redrb.stream.saving.records.MAX_GROUPS": "consumer groups of a file that is accepted",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -275,7 +275,8 @@ class Mixture(Closing):
             raise self._timeout(counts, note, error) from error
         finally:
             if len(leases) < sum(share > 0 for share in shares.values()):
-                _release(leases)
+                release(leases.values())
+                leases.clear()  # the heartbeat releases leases that are dropped
         return leases
 
     def _take_share(self, task: str, share: int) -> Lease:
@@ -330,9 +331,8 @@ class Mixture(Closing):
         return error
 
 
-def _release(leases: dict[str, Lease]) -> None:
+def release(leases: Iterable[Lease]) -> None:
     """Requeue the groups of a take that failed."""
-    parts = [(part, part.ids) for lease in leases.values() for part in lease.parts]
+    parts = [(part, part.ids) for lease in leases for part in lease.parts]
     for part, error in end_parts("release", parts).items():
         _log.warning("task %r: a part of a batch is requeued later: %s", part.task, error)
-    leases.clear()  # the heartbeat releases leases that are dropped

@@ -130,20 +130,22 @@ class Taker:
         *,
         waiter: str = "",
         search: Search | None = None,
+        ttl_ms: int = 0,
     ) -> InFlightTake:
-        """Send a take that does not queue; its reply is read later.
+        """Send a take; its reply is read later.
 
         Args:
             request: The groups; with a waiter fewer than `count` may come.
             ack: A lease of this consumer to acknowledge in the same round trip.
-            waiter: Name of a waiter for which groups may be reserved; it leaves the queue.
+            waiter: Name of a waiter for which groups may be reserved, which waits in other shards.
             search: Of the reply to an earlier take, where that was "more".
+            ttl_ms: How long the waiter queues where too few groups wait; 0: it leaves the queue.
         """
         before = self._part_of(ack)
         slot = self._consumer.occupy()
         try:
             asked = request if waiter else request.full
-            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter), search=search)
+            sent = self._request(slot, asked, ttl_ms, before, waiter, report=False, search=search)
             sent.begin()
             return InFlightTake(self, slot, request, sent, before)
         except BaseException:
