@@ -70,7 +70,7 @@ class Partition:
         )
         worker.holds(self.consumer, self.admitter.maker)
         self.taker = Taker(task, self.consumer)
-        self.ranks = Ranks(task, self.consumer)
+        self.ranks = Ranks(task, self.consumer, self.taker)
 
     @property
     def incarnation(self) -> str:
@@ -82,7 +82,7 @@ class Partition:
         consumer = partial(self.consumer.close, requeue=requeue)
         parts = (self.worker.close, self.admitter.maker.close, self.producer.close, consumer)
         with ExitStack() as scope:
-            for close in (*parts, self.ranks.close) if requeue else parts:
+            for close in parts:
                 scope.callback(close)  # the last one first; one that fails keeps no other open
 
 

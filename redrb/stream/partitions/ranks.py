@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from redrb.errors import RankLost, WrongStep
+from redrb.errors import WrongStep
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.ranks.calls import RankStep
 from redrb.stream.ranks.ranks import Balance
@@ -25,12 +25,16 @@ class PartitionedRanks:
         self._partitions = partitions
         self._incarnation = incarnation
 
-    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
+    def take(
+        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
+    ) -> Lease:
         """Lease this rank's part of a step; raises as `Ranks.take` does."""
         count = len(self._partitions)
         here, number = divmod(place.step, count)
         try:
-            lease = self._partitions[number].ranks.take(replace(place, step=here), take, balance)
+            lease = self._partitions[number].ranks.take(
+                replace(place, step=here), take, balance, timeout
+            )
         except WrongStep as error:
             raise WrongStep(
                 task=error.task,
@@ -38,6 +42,4 @@ class PartitionedRanks:
                 next_step=error.next_step * count + number,
                 why=f"of its partition, {number} of {count}, another step is the next one",
             ) from error
-        except RankLost as error:
-            raise RankLost(task=error.task, step=place.step, ranks=error.ranks) from error
-        return Lease(lease.parts, self._incarnation())
+        return lease

@@ -50,7 +50,6 @@ class Slot:
     number: int
     token: str
     since: float
-    whole: ClassVar[Collection[Outcome]] = ()
 
     @property
     def name(self) -> str:
