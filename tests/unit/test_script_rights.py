@@ -19,9 +19,6 @@ SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "table/watch")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",
-    "ranks/assign": "ranks/take",
-    "ranks/end": "ranks/take",
-    "ranks/finish": "ranks/take",
 }
 """Scripts that run only after another one, which checks their rights."""
 

@@ -5,20 +5,22 @@
 -- Returns its reply. Repeated, it decides nothing more.
 --
 -- The hash ranks:<group> holds the consumer of each rank by its number, and in `former` that of the last
--- rank 0.
--- The hash rank_steps:<group> holds decisions by number, counted from the last start of a rank; in `met` how
--- many ranks were there at the first one; in `due`, "<number> <time>", when the first rank ends its wait.
+-- rank 0. The hash rank_steps:<group> holds decisions by number, counted from the last start of a rank; in
+-- `met` how many ranks were there at the first one; in `due`, "<number> <time>", when the first rank that
+-- waits gives up; in got:<rank> how many decisions it has read; and `awaited` while rank 0 waits for that.
 --@include task clock waiters permissions
+--@before ranks/read
 
-local KEPT_MS = 86400000 -- since the last decision
+local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local rank, world, number, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
-local starts, missing = holder ~= consumer, {}
-if starts and holder and ask.joined then
+local met, at_due, awaited = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited'))
+local starts, missing = holder ~= consumer or rank == 0 and met and tonumber(met) ~= world, {}
+if starts and holder and holder ~= consumer and ask.joined then
   return cmsgpack.pack({replaced = true})
 end
 
@@ -30,8 +32,8 @@ end
 
 if starts then
   number = 0
-  if rank == 0 or redis.call('HEXISTS', steps, 'met') == 1 then -- decisions so far are for others
-    former = first or former
+  if rank == 0 or met then -- decisions so far are for others
+    former, met, at_due = first or former, nil, nil
     wake_ranks()
     redis.call('UNLINK', ranks, steps)
     redis.call('HSET', ranks, 'former', former or consumer)
@@ -40,7 +42,7 @@ if starts then
   end
   redis.call('HSET', ranks, rank, consumer)
 end
-local decided, met, at_due = unpack(redis.call('HMGET', steps, number, 'met', 'due'))
+local decided = redis.call('HGET', steps, number)
 if tonumber(met) ~= world then
   local all = {}
   for other = 0, world - 1 do -- bound: ranks
@@ -51,6 +53,12 @@ if tonumber(met) ~= world then
   end
   if rank == 0 and #missing == 0 then
     redis.call('HSET', steps, 'met', world)
+  end
+end
+if rank > 0 then
+  redis.call('HSET', steps, 'got:' .. rank, number)
+  if awaited and first then
+    send_wake(first .. '.read')
   end
 end
 if ask.decision and not starts and not decided then

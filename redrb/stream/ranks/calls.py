@@ -102,3 +102,18 @@ class AskStep(Call[StepReply], frozen=True):
     left_ms: int | None = None
     decision: str | None = None
     kept: int = KEPT_STEPS
+
+
+class AskRead(Call[tuple[int, ...]], frozen=True):
+    """Ask which ranks have not read the parts of a decision yet; they wake rank 0 then.
+
+    Attributes:
+        consumer: Rank 0.
+        number: Number of the decision.
+    """
+
+    script: ClassVar = "ranks/read"
+    group: str
+    consumer: str
+    world_size: int
+    number: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redrb.codec import GroupLayout
@@ -48,10 +48,11 @@ class Share:
         """Do nothing: the groups stay leased to rank 0."""
 
 
-_LOSS = (
-    "rank 0 has ended this step, or has lost its lease. Drop the result of training on them, and "
-    "start all ranks again from a checkpoint."
+_AGAIN = (
+    "Drop the result of training on this step, and start all ranks again from a checkpoint; its "
+    "groups wait again."
 )
+_LOSS = f"rank 0 has lost its lease, or this step has ended. {_AGAIN}"
 
 
 class RankLease(Lease):
@@ -59,11 +60,17 @@ class RankLease(Lease):
 
     The batch is one lease of rank 0. Its `ack`, `release`, `fail` and `abandon` without ids end the
     groups of all ranks; an `ack` of other ranks is a note in their process. Call it after the
-    optimizer step, when all ranks have trained their parts. `reject` and `expire`, and the other
-    calls with ids, end groups of this part at once, on every rank.
+    optimizer step, when all ranks have trained their parts. A GPU may do that step later: so it
+    waits until all ranks have read theirs, at most for `lease_ms`. `reject` and `expire`, and the
+    other calls with ids, end groups of this part at once, on every rank.
+
+    Attributes:
+        unread: Waits until all ranks have read their parts, and returns those that have not.
     """
 
-    def __init__(self, part: PartitionLease, whole: Lease | None) -> None:
+    unread: Callable[[], tuple[int, ...]] = tuple
+
+    def __init__(self, part: PartitionLease, whole: Lease | None = None) -> None:
         """Make the lease of a rank; rank 0 has the `whole` batch, of which `part` is a part."""
         super().__init__([part])
         self._part, self._whole = part, whole
@@ -88,6 +95,10 @@ class RankLease(Lease):
         if self._whole is not None:
             all_ranks = len(ids) == len(self._part) and outcome in ("ack", "release", "fail")
             [whole] = self._whole.parts
+            if all_ranks and outcome == "ack" and (unread := self.unread()):
+                self._end_parts("release", chosen)
+                why = f"ranks {', '.join(map(str, unread))} have not read their parts. {_AGAIN}"
+                raise LeaseLost(task=self._part.task, ids=self._part.names(ids), why=why)
             ending = whole.ids if all_ranks else tuple(seq for seq in ids if seq in whole.layouts)
             try:
                 self._whole._end_parts(outcome, [(whole, ending)], reason)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
 from redrb.checks import checked_int
 from redrb.connection.deadline import PAGES_S, Deadline, here
-from redrb.connection.transport import Pipeline
+from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.errors import (
     BatchTimeout,
     ConfigError,
@@ -20,7 +23,16 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.stream.ranks.calls import MOST_RANKS, AskStep, Decision, Part, RankStep, StepReply
+from redrb.lua.scripts import scripted_request
+from redrb.stream.ranks.calls import (
+    MOST_RANKS,
+    AskRead,
+    AskStep,
+    Decision,
+    Part,
+    RankStep,
+    StepReply,
+)
 from redrb.stream.ranks.dealing import deal
 from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
@@ -148,6 +160,8 @@ class Ranks:
                     self._raise(reply.decision)
                 if proposal.lease is None:
                     raise proposal.error or ConfigError(proposal.decision)
+                size = request.place.world_size
+                proposal.lease.unread = partial(self._unread, size, self._number - 1)
                 return proposal.lease
             ready = not reply.missing
             if ready and proposal is None:
@@ -207,16 +221,15 @@ class Ranks:
 
     def _follow(self, request: PartRequest) -> Lease:
         """Wait for the decision about a step; if the time is up, propose an error."""
-        missing: tuple[int, ...] = (0,)
         while True:
-            proposed = None
-            if here().over:
-                proposed = self._refusal(request, self._timeout(request, missing)).decision
-            reply = self._ask(request, proposed)
+            over = here().over
+            reply = self._ask(request, None)
+            if over and reply.decision is None:
+                refusal = self._refusal(request, self._timeout(request, reply.missing))
+                reply = self._ask(request, refusal.decision)
             if reply.decision is not None:
                 return self._accept(request, reply.decision)
-            missing = reply.missing
-            if proposed is None:
+            if not over:
                 self._wait(request, reply)
 
     def _accept(self, request: PartRequest, text: str) -> Lease:
@@ -225,15 +238,12 @@ class Ranks:
         decision = self._read(text)
         if decision.timeout is None and not decision.refusal:
             self._check_same(request, decision)
-        self._number += 1
         if not decision.parts:
+            self._number += 1
             self._raise(text)
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
-        pipeline = Pipeline()
-        for seq in part.ids:
-            pipeline.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
-        raw = [entry for reply in self._store.exchange(pipeline) for entry in reply]
+        raw = self._payload(place, part.ids)
         found = dict(map(parse_entry, raw))
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
@@ -261,7 +271,36 @@ class Ranks:
                 f"task {self._task.name!r}: the part of rank {place.rank} in step {place.step} "
                 "cannot be decoded; see the dead letters."
             )
-        return RankLease(claimed, None)
+        return RankLease(claimed)
+
+    def _payload(self, place: RankStep, ids: Sequence[int]) -> list[Reply]:
+        """Return the entries of a part, and let rank 0 know that they were read."""
+        asked = self._call(place, self._number + 1)
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            for seq in ids:
+                made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
+            asked.add_to(made, self._store.script_keys, whole=whole)
+            return made
+
+        def entries(replies: list[Reply]) -> list[Reply]:
+            *found, reply = without_errors(replies)
+            self._number = 0 if asked.read(reply).starts else asked.number
+            return [entry for one in found for entry in one]
+
+        return scripted_request(self._store.client, pipeline, entries).result()
+
+    def _unread(self, world_size: int, number: int) -> tuple[int, ...]:
+        """Wait until all ranks have read a decision; returns those that have not in time."""
+        consumer = self._consumer
+        ask = AskRead(consumer.group, consumer.name, world_size, number)
+        with Deadline(consumer.lease_ms / 1000) as deadline:
+            while unread := self._store.call(ask):
+                if deadline.over:
+                    break
+                self._store.wait_for_wake(f"{consumer.name}.read")
+        return unread
 
     def _check_same(self, request: PartRequest, decision: Decision) -> None:
         """Check that rank 0 has asked for the same; the next take gets its part all the same."""
@@ -315,20 +354,17 @@ class Ranks:
             missing_ranks=missing,
         )
 
+    def _call(
+        self, place: RankStep, number: int, left_ms: int | None = None, decision: str | None = None
+    ) -> AskStep:
+        joined = self._joined == place.rank
+        asked = (place.rank, place.world_size, number, joined, left_ms, decision)
+        return AskStep(self._consumer.group, self._consumer.name, *asked)
+
     def _ask(self, request: PartRequest, decision: str | None) -> StepReply:
-        rank = request.place.rank
-        waits_s = here().waits_s - PAGES_S
-        ask = AskStep(
-            self._consumer.group,
-            self._consumer.name,
-            rank,
-            request.place.world_size,
-            self._number,
-            self._joined == rank,
-            None if rank == 0 or waits_s == float("inf") else max(0, int(waits_s * 1000)),
-            decision,
-        )
-        reply = self._store.call(ask)
+        rank, waits_s = request.place.rank, here().waits_s - PAGES_S
+        left_ms = None if rank == 0 or waits_s == math.inf else max(0, int(waits_s * 1000))
+        reply = self._store.call(self._call(request.place, self._number, left_ms, decision))
         if reply.replaced:
             raise ConfigError(
                 f"task {self._task.name!r}, consumer group {self._consumer.group!r}: another "
