@@ -23,7 +23,7 @@ from redrb.errors import StoreError, StoreUnavailable, WrongStep
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.ranks.calls import KEPT_STEPS, AskStep
 from redrb.stream.task.entries import entry_id
-from tests.audit import audit, kill_consumer
+from tests.audit import audit
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
@@ -352,9 +352,7 @@ def test_rank_0_takes_what_there_is_when_the_time_of_the_first_rank_is_up(open_s
     fill(ranks[0], 2, first=2)
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        first = pool.submit(
-            ranks[1].take, 8, rank=1, world_size=2, step=1, timeout=0.6, at_least=2
-        )
+        first = pool.submit(ranks[1].take, 8, rank=1, world_size=2, step=1, timeout=0.6, at_least=2)
         time.sleep(0.3)  # rank 0 writes a checkpoint
         own = ranks[0].take(8, rank=0, world_size=2, step=1, timeout=30, at_least=2)
         assert (numbers(own), numbers(first.result(30))) == ([2], [3])

@@ -15,7 +15,7 @@ local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
-local rank, world, number, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
+local rank, world, place, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
 local met, at_due, awaited = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited'))
@@ -31,7 +31,7 @@ local function wake_ranks()
 end
 
 if starts then
-  number = 0
+  place = 0
   if rank == 0 or met then -- decisions so far are for others
     former, met, at_due = first or former, nil, nil
     wake_ranks()
@@ -42,7 +42,7 @@ if starts then
   end
   redis.call('HSET', ranks, rank, consumer)
 end
-local decided = redis.call('HGET', steps, number)
+local decided = redis.call('HGET', steps, place)
 if tonumber(met) ~= world then
   local all = {}
   for other = 0, world - 1 do -- bound: ranks
@@ -56,23 +56,23 @@ if tonumber(met) ~= world then
   end
 end
 if rank > 0 then
-  redis.call('HSET', steps, 'got:' .. rank, number)
+  redis.call('HSET', steps, 'got:' .. rank, place)
   if awaited and first then
     send_wake(first .. '.read')
   end
 end
 if ask.decision and not starts and not decided then
   decided = ask.decision
-  redis.call('HSET', steps, number, decided)
-  redis.call('HDEL', steps, number - ask.kept)
+  redis.call('HSET', steps, place, decided)
+  redis.call('HDEL', steps, place - ask.kept)
   wake_ranks()
 end
 local at, due = string.match(at_due or '', '^(%d+) (%d+)$')
-local left_ms = tonumber(at) == number and math.max(0, due - now_ms()) or nil
+local left_ms = tonumber(at) == place and math.max(0, due - now_ms()) or nil
 if ask.left_ms and not decided and (left_ms or math.huge) > ask.left_ms then
-  redis.call('HSET', steps, 'due', string.format('%.0f %.0f', number, now_ms() + ask.left_ms))
+  redis.call('HSET', steps, 'due', string.format('%.0f %.0f', place, now_ms() + ask.left_ms))
 end
 redis.call('PEXPIRE', ranks, KEPT_MS)
 redis.call('PEXPIRE', steps, KEPT_MS)
 return cmsgpack.pack({starts = starts, decision = decided or nil, missing = missing, left_ms = left_ms,
-  former = number == 0 and former ~= consumer and former or nil})
+  former = place == 0 and former ~= consumer and former or nil})

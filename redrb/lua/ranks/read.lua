@@ -4,6 +4,7 @@
 -- Returns its reply, the ranks; none if ranks have started again since
 --@include task
 
+begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local steps, all, missing = key('rank_steps', ask.group), {}, {}
 if redis.call('HGET', key('ranks', ask.group), '0') == ask.consumer then

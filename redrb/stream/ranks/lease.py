@@ -70,7 +70,7 @@ class RankLease(Lease):
 
     unread: Callable[[], tuple[int, ...]] = tuple
 
-    def __init__(self, part: PartitionLease, whole: Lease | None = None) -> None:
+    def __init__(self, part: PartitionLease, whole: PartitionLease | None = None) -> None:
         """Make the lease of a rank; rank 0 has the `whole` batch, of which `part` is a part."""
         super().__init__([part])
         self._part, self._whole = part, whole
@@ -82,7 +82,8 @@ class RankLease(Lease):
     @property
     def unacknowledged(self) -> dict[int, int]:
         """Samples of each group that `ack` will acknowledge, by id: on rank 0 of all ranks."""
-        return {} if self._whole is None else self._whole.unacknowledged
+        whole = self._whole
+        return {seq: each.samples for seq, each in whole.layouts.items()} if whole else {}
 
     def abandon(self) -> None:
         """Let the heartbeat thread of rank 0 release all groups; never blocks."""
@@ -91,17 +92,16 @@ class RankLease(Lease):
         super().abandon()
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> None:
-        ids = tuple(seq for _, seqs in chosen for seq in seqs)
-        if self._whole is not None:
+        ids, whole = tuple(seq for _, seqs in chosen for seq in seqs), self._whole
+        if whole is not None:
             all_ranks = len(ids) == len(self._part) and outcome in ("ack", "release", "fail")
-            [whole] = self._whole.parts
             if all_ranks and outcome == "ack" and (unread := self.unread()):
                 self._end_parts("release", chosen)
                 why = f"ranks {', '.join(map(str, unread))} have not read their parts. {_AGAIN}"
                 raise LeaseLost(task=self._part.task, ids=self._part.names(ids), why=why)
             ending = whole.ids if all_ranks else tuple(seq for seq in ids if seq in whole.layouts)
             try:
-                self._whole._end_parts(outcome, [(whole, ending)], reason)
+                super()._end_parts(outcome, [(whole, ending)], reason)
             except LeaseLost:
                 self._part.abandon()
                 raise

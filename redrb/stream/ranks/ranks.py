@@ -204,7 +204,7 @@ class Ranks:
         decision = Decision(
             *(place.step, request.spec, slot.name, slot.token, part.incarnation, parts, total)
         )
-        return _Proposal(request, _packed(decision), RankLease(own, whole))
+        return _Proposal(request, _packed(decision), RankLease(own, part))
 
     def _refusal(self, request: PartRequest, error: RedrbError) -> _Proposal:
         """Return the proposal of an error for all ranks."""
@@ -249,9 +249,7 @@ class Ranks:
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."
             raise LeaseLost(task=self._task.name, ids=gone, why=why)
-        share = Share(
-            self._store, consumer.group, consumer.name, decision.slot, decision.token
-        )
+        share = Share(self._store, consumer.group, consumer.name, decision.slot, decision.token)
         draw = None
         if part.weights is not None:
             draw = Draw(dict(zip(part.ids, part.weights, strict=True)), decision.total_weight)

@@ -23,9 +23,7 @@ Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 """How leased groups end: trained; too stale; requeued; requeued, as a failed delivery; to the dead
 letters."""
 
-TakeOutcome: TypeAlias = Literal[
-    "taken", "short", "never", "gone", "more", "late", "drawn"
-]
+TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "late", "drawn"]
 
 
 class Search(msgspec.Struct, frozen=True, omit_defaults=True):

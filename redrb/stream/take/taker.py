@@ -28,9 +28,7 @@ _IF_THERE = (
 )
 
 
-def fates_seen_by(
-    counts: Mapping[str, int], available: int, *, leased_here: int
-) -> dict[str, int]:
+def fates_seen_by(counts: Mapping[str, int], available: int, *, leased_here: int) -> dict[str, int]:
     """Return the attribute `fates` of `BatchTimeout`.
 
     Args:
