@@ -248,7 +248,7 @@ def filled_stream(place: Place, **options: Any) -> ExperienceStream:
 
 
 def rm_task(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
     return lambda: remove_task(place.client, "math", namespace=place.namespace)
 
@@ -270,16 +270,16 @@ def one_group_is_left(place: Place) -> None:
     stream = place.stream()
     assert len(stream) == ROWS - 3
     audit(stream)
-    store = stream._partitions[0].task.store
+    store = stream._store
     assert list(store.client.execute("SMEMBERS", store.keys.groups)) == [b"default"]
 
 
 def configure_stream(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
 
     def act() -> None:
-        stream = ExperienceStream(place.client, "math", namespace=place.namespace, partitions=2)
+        stream = ExperienceStream(place.client, "math", namespace=place.namespace)
         try:
             stream.configure(limit=50, max_staleness=9)
         finally:
@@ -289,36 +289,36 @@ def configure_stream(place: Place) -> Callable[[], object]:
 
 
 def stream_is_configured(place: Place) -> None:
-    stream = place.stream(partitions=2)
-    for store in existing_task(place.client, "math", namespace=place.namespace):
-        settings = store.client.execute("HMGET", store.keys.task, "limit", "max_staleness")
-        assert settings[1] == b"9"
+    stream = place.stream()
+    store = existing_task(place.client, "math", namespace=place.namespace)
+    settings = store.client.execute("HMGET", store.keys.task, "limit", "max_staleness")
+    assert settings == [b"50", b"9"]
     assert stream.stats().ledger.waiting == ROWS - 3
     audit(stream)
 
 
 def save_stream(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
-    stores = existing_task(place.client, "math", namespace=place.namespace)
-    return lambda: save(stores, place.folder / "math")
+    store = existing_task(place.client, "math", namespace=place.namespace)
+    return lambda: save(store, place.folder / "math")
 
 
 def stream_is_saved(place: Place) -> None:
     assert [path.name for path in place.folder.iterdir()] == ["math"]
-    stores = TaskStore.of_partitions(place.client, place.namespace, "again", 2)
-    resume(stores, place.folder / "math")
-    assert len(place.stream("again", partitions=2)) == ROWS - 3
+    store = TaskStore.of(place.client, place.namespace, "again")
+    resume(store, place.folder / "math")
+    assert len(place.stream("again")) == ROWS - 3
 
 
 def resume_stream(place: Place) -> Callable[[], object]:
     save_stream(place)()
-    stores = TaskStore.of_partitions(place.client, place.namespace, "again", 2)
-    return lambda: resume(stores, place.folder / "math")
+    store = TaskStore.of(place.client, place.namespace, "again")
+    return lambda: resume(store, place.folder / "math")
 
 
 def stream_is_resumed(place: Place) -> None:
-    stream = place.stream("again", partitions=2)
+    stream = place.stream("again")
     assert sorted(each[0].extras["n"] for each in stream.take(ROWS - 3, timeout=5).groups()) == [
         3, 4, 5, 6,
     ]  # fmt: skip

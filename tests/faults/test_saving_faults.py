@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import subprocess
 import sys
-import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 import redrb
-from redrb.stream.saving import saving
-from redrb.stream.saving.saving import save_task
 from tests import warm
 from tests.audit import audit
 from tests.samples import numbered
@@ -121,42 +113,3 @@ with replaced(Path(sys.argv[1])) as file:
     for process in killed:
         process.communicate(timeout=20)
     assert sorted(tmp_path.iterdir()) == sorted([own, path])
-
-
-def save_until_killed(url: str, namespace: str, path: Path, first: Connection) -> None:
-    """Save two partitions; report when the first file is in its place, and wait for the kill."""
-
-    def report_first(*arguments: Any, **options: Any) -> Any:
-        if list(path.glob("*-0.redrb")):
-            first.send("first")
-            time.sleep(60)
-        return save_task(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch, redrb.connect(url) as client:
-        patch.setattr(saving, "save_task", report_first)
-        redrb.ExperienceStream(client, "math", namespace=namespace, partitions=2).save(path)
-
-
-def test_a_killed_save_of_partitions_leaves_files_only_until_the_next(
-    real_url: str, namespace: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "math"
-    with redrb.connect(real_url) as client:
-        stream = redrb.ExperienceStream(client, "math", namespace=namespace, partitions=2)
-        stream.put_many([[numbered(number)] for number in range(4)])
-        fork = multiprocessing.get_context("fork")
-        reader, writer = fork.Pipe()
-        process = fork.Process(
-            target=save_until_killed, args=(real_url, namespace, path, writer), daemon=True
-        )
-        process.start()
-        assert reader.poll(20)
-        process.kill()
-        process.join(20)
-        assert list(path.glob("*.redrb"))
-        stream.save(path)
-        assert len(list(path.iterdir())) == 3, "two partitions and the index"
-        assert stream.clear() == 4
-        assert stream.resume(path).groups == 4
-        stream.clear()
-        stream.close()

@@ -22,7 +22,6 @@ from redrb.keys import maker_key
 from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
-from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskStep
 from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
@@ -133,9 +132,7 @@ def test_scripts_of_a_task(user):
     assert check(scene.beat("me"), b"").outcome == "held"
     assert check(Drop("default", first.slot, first.token)) == Found(found=1)
     assert not check(Leave("default", "me")).more
-    look = Look("late", "looking", TakeRequest(20, 10), 0, scene.incarnation)
     scene.run(DropGroup("critic"))
-    assert check(look, alike="task/join").outcome == "found"
     assert check(Join("critic")).joined
     assert check(Advance(7)) == 7
     assert check(Move("default", Status.ABORTED, [str(ids[4])])).found == 1

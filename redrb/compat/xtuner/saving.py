@@ -1,4 +1,4 @@
-"""A buffer saved in a directory, as a task with partitions is: `redrb/stream/saving`."""
+"""A buffer saved in a directory: `redrb/stream/saving`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ def save(tasks: Tasks, directory: Path) -> None:
             directory,
             listed,
         )
-    for name in names:
-        tasks.open(name).join_group()  # creates partitions that were lost
     run = "" if tasks.run is None else tasks.run.name
-    save_tasks({name: tasks.stores(name) for name in names}, directory, run=run)
+    save_tasks({name: tasks.store(name) for name in names}, directory, run=run)
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
@@ -70,17 +68,12 @@ def resume(tasks: Tasks, directory: Path) -> None:
                 _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
         return
     saved = read_directory(directory)
-    for files in saved.values():
-        order = files[0].header.settings.get("order", "fifo")
+    for file in saved.values():
+        order = file.header.settings.get("order", "fifo")
         if order != tasks.stream_order:
             raise ConfigError(
                 f"{directory} holds tasks in the order {order!r}, those of this buffer have "
                 f"{tasks.stream_order!r}: resume into a buffer of the same order."
-            )
-        if len(files) != tasks.partitions:
-            raise ConfigError(
-                f"{directory} holds tasks with {len(files)} partitions, this buffer has "
-                f"{tasks.partitions}: resume into a buffer with partitions={len(files)}."
             )
     stored = tasks.stored(leaving_out=saved)
     if stored:
@@ -89,11 +82,7 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
             "again, or resume into another namespace."
         )
-    waiting = unrestored(
-        TaskFile(store, file)
-        for task, files in sorted(saved.items())
-        for store, file in zip(tasks.stores(task), files, strict=True)
-    )
+    waiting = unrestored(TaskFile(tasks.store(task), file) for task, file in sorted(saved.items()))
     for each in waiting:
         tasks.open(each.store.task, of_any_run=True)
     restore_directory(waiting)

@@ -12,7 +12,7 @@ from redrb.stream.take.calls import Finish, Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.endings import Chosen
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.take.part import LeasePart
 from redrb.stream.task.store import TaskStore
 
 
@@ -70,7 +70,7 @@ class RankLease(Lease):
 
     unread: Callable[[], tuple[int, ...]] = tuple
 
-    def __init__(self, part: PartitionLease, whole: PartitionLease | None = None) -> None:
+    def __init__(self, part: LeasePart, whole: LeasePart | None = None) -> None:
         """Make the lease of a rank; rank 0 has the `whole` batch, of which `part` is a part."""
         super().__init__([part])
         self._part, self._whole = part, whole
@@ -98,7 +98,7 @@ class RankLease(Lease):
             if all_ranks and outcome == "ack" and (unread := self.unread()):
                 self._end_parts("release", chosen)
                 why = f"ranks {', '.join(map(str, unread))} have not read their parts. {_AGAIN}"
-                raise LeaseLost(task=self._part.task, ids=self._part.names(ids), why=why)
+                raise LeaseLost(task=self._part.task, ids=ids, why=why)
             ending = whole.ids if all_ranks else tuple(seq for seq in ids if seq in whole.layouts)
             try:
                 super()._end_parts(outcome, [(whole, ending)], reason)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast
 
 import msgspec
 
@@ -39,7 +39,7 @@ from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.partition_lease import Draw
+from redrb.stream.take.part import Draw
 from redrb.stream.take.taker import Taker, batch_timeout
 from redrb.stream.task.entries import entry_id, first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting
@@ -189,11 +189,9 @@ class Ranks:
         mine = [(seq, part.layouts[seq]) for seq in groups[0]]
         left = part.ids[sum(map(len, groups)) :]
         if left:
-            whole.release(part.names(left))
+            whole.release(left)
         part.layouts = {seq: without_payload(each) for seq, each in part.layouts.items()}
-        slot = part.holder
-        if not isinstance(slot, Slot):
-            raise ConfigError("ranks take from a task without partitions.")
+        slot = cast("Slot", part.holder)
         share = Share(self._store, consumer.group, consumer.name, slot.name, slot.token)
         own = replace(
             part,

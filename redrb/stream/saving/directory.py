@@ -31,17 +31,17 @@ class SavedIndex(msgspec.Struct, frozen=True):
     """The index of a directory.
 
     Attributes:
-        files: Files of each task by partition, which are beside the index.
+        files: The file of each task, in a list of one, which is beside the index.
         run: The run of a `ReplayBuffer`; "": of none.
     """
 
-    files: dict[str, Annotated[list[FileName], Meta(min_length=1)]]
+    files: dict[str, Annotated[list[FileName], Meta(min_length=1, max_length=1)]]
     run: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{0,128}\Z")] = ""
     format: Literal[1] = 1
 
 
 def read_index(directory: Path) -> SavedIndex:
-    """Return the names of the files in a directory, by task and partition, and the run.
+    """Return the names of the files in a directory, by task, and the run.
 
     Raises:
         ConfigError: There is no index, or it cannot be read.
@@ -113,8 +113,7 @@ def saving_into(directory: Path) -> Iterator[NewFiles]:
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(
-            f"{directory} is a file, and a task with partitions, or a buffer, is saved in a "
-            "directory: give the name of one."
+            f"{directory} is a file, and a buffer is saved in a directory: give the name of one."
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)

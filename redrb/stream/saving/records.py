@@ -116,11 +116,6 @@ class TaskHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[tuple[ConsumerGroup, ...], Meta(max_length=MAX_GROUPS)]
 
     @property
-    def partitions(self) -> int:
-        """Number of partitions of the task, of which this is one."""
-        return int(self.settings.get("partitions", "1"))
-
-    @property
     def last(self) -> int:
         """Newest id."""
         return self.counters.get("last", 0)

@@ -182,7 +182,7 @@ class Restoring:
         """Return the settings that the task was given, and those of the file for all others."""
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
-        defaults = {"format": str(WIRE_FORMAT), "order": "fifo", "sampled": "0", "partitions": "1"}
+        defaults = {"format": str(WIRE_FORMAT), "order": "fifo", "sampled": "0"}
         for name, default in defaults.items():
             if name in given and given[name] != saved.get(name, default):
                 differing[name] = (given[name], saved.get(name, default))

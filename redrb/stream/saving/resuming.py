@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from redrb.errors import ConfigError, DecodeError, StoreError
+from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.calls import EndRestore, FindRestored, PartKind, RestoredTask
 from redrb.stream.saving.checking import CheckedContents, CheckedFile, open_saved
 from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.file import Kind, SaveReader
 from redrb.stream.saving.records import DeadRecord, GroupRecord
 from redrb.stream.saving.restoring import Restoring
-from redrb.stream.saving.saving import AnyPath, SavedTask, summed
+from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.task.store import TaskStore
 
 
@@ -44,17 +44,11 @@ _PARTS: Mapping[Kind, PartKind] = {
 }
 
 
-def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
-    """Fill a task, given by its partitions, from a file or a directory.
-
-    Settings that the task was not given are those of the save. From a file an unused task is
-    filled. From a directory a task is filled that holds no groups, or such a resume is completed:
-    partitions on one server are restored in one step, all or none; on a cluster this holds for each
-    partition.
+def resume(store: TaskStore, path: AnyPath) -> SavedTask:
+    """Fill an unused task from a file. Settings that the task was not given are those of the save.
 
     Raises:
-        ConfigError: The save cannot be read, it has another number of partitions, or the task was
-            used: clear it first.
+        ConfigError: The save cannot be read, or the task was used: clear it first.
         TaskMismatch: The task has another order, or other tags.
         DecodeError: The save is damaged, or of a newer format.
         StoreError: Another process began to resume the task meanwhile.
@@ -63,60 +57,29 @@ def resume(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
     """
     source = Path(path)
     if source.is_dir():
-        saved = read_directory(source)
-        if len(saved) != 1:
-            raise ConfigError(
-                f"{source} holds the tasks {', '.join(saved) or 'of an empty buffer'}: "
-                "`ReplayBuffer.resume` fills a buffer from it."
-            )
-        (files,) = saved.values()
-    else:
-        files = [CheckedFile.read(source)]
-        if files[0].header.partitions != 1:
-            raise ConfigError(
-                f"{source} is one of {files[0].header.partitions} partitions: resume the directory "
-                "that holds all of them."
-            )
-    first = stores[0]
-    exists = first.client.execute("EXISTS", first.keys.task)
-    known = first.partitions if exists else len(stores)
-    if len(stores) != len(files) or known != len(files):
         raise ConfigError(
-            f"{source} holds a task with partitions={len(files)}, and this one has {known}: resume "
-            f"into a task with partitions={len(files)}. To change the number, forward its groups "
-            "into another task, as docs/how-to/partitions.md shows."
+            f"{source} is a directory: give a file of `save`. `ReplayBuffer.resume` fills a buffer "
+            "from a directory."
         )
-    waiting = list(map(TaskFile, stores, files))
-    if source.is_dir():
-        restore_directory(unrestored(waiting))
-        return summed(source, [SavedTask.of(file.path, file.ending) for file in files])
-    restore_tasks(waiting, number=0)
-    return SavedTask.of(source, files[0].ending)
+    saved = CheckedFile.read(source)
+    restore_tasks([TaskFile(store, saved)], number=0)
+    return SavedTask.of(source, saved.ending)
 
 
-def read_directory(directory: Path) -> dict[str, list[CheckedFile]]:
-    """Return the files of each task in a directory, by partition.
+def read_directory(directory: Path) -> dict[str, CheckedFile]:
+    """Return the file of each task in a directory.
 
     Raises:
         ConfigError: There is no index, or a file cannot be read.
         DecodeError: The index or a file is damaged, or of a newer format.
     """
-    index = read_index(directory).files
-    names = [name for files in index.values() for name in files]
-    missing = [name for name in names if not (directory / name).is_file()]
+    index = {task: name for task, (name,) in read_index(directory).files.items()}
+    missing = [name for name in index.values() if not (directory / name).is_file()]
     if missing:
         raise ConfigError(
             f"{directory} lacks {', '.join(missing)}: the save is incomplete. Use another copy."
         )
-    saved = {
-        task: [CheckedFile.read(directory / name) for name in names]
-        for task, names in index.items()
-    }
-    for files in saved.values():
-        for number, file in enumerate(files):
-            if file.header.partitions != len(files):
-                raise DecodeError(f"{file.path} is not partition {number} of {len(files)}.")
-    return saved
+    return {task: CheckedFile.read(directory / name) for task, name in index.items()}
 
 
 def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
