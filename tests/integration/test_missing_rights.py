@@ -24,7 +24,7 @@ from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskStep
-from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.calls import Drop, Finish, Leave
 from redrb.stream.task.calls import (
     Discard,
     DropGroup,
@@ -149,13 +149,11 @@ def test_scripts_of_a_task(user):
     scene.close()
 
 
-def test_ranks_and_turns(user):
+def test_ranks(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     ask = AskStep("default", "me", 0, 1, 0, False)
     assert user.check(ask.script, lambda: scene.run(ask)).starts
-    turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)
-    assert user.check(turn.script, lambda: scene.run(turn)) == "turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])
