@@ -114,6 +114,7 @@ class Ranks:
     def _begin(self) -> None:
         self._joined = -1  # the rank that this process is
         self._number = 0  # decisions that it has got since
+        self._former = ""  # the rank 0 before, whose groups were requeued
         self._proposal: _Proposal | None = None  # one that may have been accepted
 
     def take(
@@ -150,8 +151,9 @@ class Ranks:
         while True:
             self._proposal = proposal if proposal and proposal.lease else None
             reply = self._ask(request, proposal.decision if ready and proposal else None)
-            if reply.former:
+            if reply.former and reply.former != self._former:
                 self._consumer.leave(reply.former, died=True)
+                self._former = reply.former
             if reply.decision is not None:
                 self._proposal = None
                 self._number += 1
