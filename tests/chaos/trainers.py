@@ -162,6 +162,7 @@ class Ranks(Trainer):
         self._pool = ThreadPoolExecutor(options.WORLD_SIZE)
         self._streams: list[ExperienceStream] = []
         self._leases: list[Lease] = []
+        self._broken = False  # ranks got different results
 
     def open(self, client: Client) -> None:
         """Start all ranks; they go on from the checkpoint."""
@@ -183,10 +184,15 @@ class Ranks(Trainer):
         self._acknowledge()
         step = self._checkpoint.load()["step"]
         timeout = self.dice.choice((1.0, TAKE_S))
-        with self.journal.call("take", timeout, step=step) as outcome:
-            self._leases = self._take(step, timeout)
-            groups = [group for lease in self._leases for group in lease.groups()]
-            outcome["delivered"], outcome["torn"] = names = payload.names_of(groups)
+        try:
+            with self.journal.call("take", timeout, step=step) as outcome:
+                self._leases = self._take(step, timeout)
+                groups = [group for lease in self._leases for group in lease.groups()]
+                outcome["delivered"], outcome["torn"] = names = payload.names_of(groups)
+        except EXPECTED:
+            if self._broken:
+                self._leave()
+            raise
         self.train()
         self.journal.write("trained", acking=names[0])
         first = self._leases[0]
@@ -236,9 +242,7 @@ class Ranks(Trainer):
         leases = [each for each in found if isinstance(each, Lease)]
         for error in found:
             if not isinstance(error, Lease):
-                if leases or not isinstance(error, BatchTimeout):
-                    leases.clear()
-                    self._leave()
+                self._broken = bool(leases) or not isinstance(error, BatchTimeout)
                 raise error
         if len(set(map(len, leases))) > 1:
             raise AssertionError(f"parts of {[len(lease) for lease in leases]} groups")
