@@ -85,7 +85,7 @@ TASK_KEYS: Final = {
         "admission rights right holders holds makers "
         "parts part_records part_blobs part_due part_ends part_ended sources workers announcements",
         "group": "group clock consumers deliveries joining leases letters returning slots spared "
-        "staleness ranks rank_requests rank_parts",
+        "staleness ranks rank_steps",
         "notes": "moved expiries reads",
         "pool": "ready versions newest mass queries",
         "queue": "queue needs",

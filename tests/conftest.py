@@ -22,7 +22,6 @@ from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from redrb.stream import heartbeat
 from redrb.stream.put import room
-from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
 from tests.audit import audit
 from tests.clusters import RedisCluster
@@ -220,7 +219,7 @@ def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
     monkeypatch.setattr(deadline, "SLICE_S", LOOK_AGAIN_S)
-    for module in (taker, room, ranks):
+    for module in (taker, room):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 
 

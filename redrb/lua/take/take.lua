@@ -41,13 +41,6 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
     return cmsgpack.pack({outcome = 'more'})
   end
 end
-if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == 'ranks/' then
-  --@include ranks
-  local refused = refused_by_ranks(group, slot, token, leased, now)
-  if refused then
-    return cmsgpack.pack({outcome = refused})
-  end
-end
 
 -- before: leases of the dead, a batch whose reply was lost, expiry
 local taken_over, expired, more = 0, 0, false

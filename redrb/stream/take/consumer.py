@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
@@ -50,7 +50,6 @@ class Slot:
     number: int
     token: str
     since: float
-    whole: ClassVar[Collection[Outcome]] = ()
 
     @property
     def name(self) -> str:

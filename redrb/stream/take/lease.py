@@ -315,6 +315,15 @@ class Lease(PartsLease[Collection[int]]):
         return self._parts[0].incarnation
 
     @property
+    def unacknowledged(self) -> dict[int, int]:
+        """Samples of each group that `ack` will acknowledge, by id.
+
+        A checkpoint that is written before `ack` keeps them for `settle`. The lease of rank 0 names
+        the groups of all ranks, and those of other ranks name none.
+        """
+        return {seq: layout.samples for seq, layout in self.layouts.items()}
+
+    @property
     def layouts(self) -> dict[int, GroupLayout]:
         """The groups that are still leased, checked and not decoded yet, by id."""
         return dict(zip(self.ids, self._layouts(), strict=True))

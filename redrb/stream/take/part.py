@@ -19,11 +19,7 @@ from redrb.stream.task.origin import Origin
 
 
 class Holder(Protocol):
-    """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
-
-    @property
-    def whole(self) -> Collection[Outcome]:
-        """Outcomes that end the part as a whole, in one request; others end it in pages."""
+    """The place in Redis that leases groups: a slot of a consumer, or of rank 0."""
 
     def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
@@ -137,8 +133,6 @@ class LeasePart:
 
         There is at least one page; it is empty if there are no groups.
         """
-        if outcome in self.holder.whole:
-            return [tuple(ids)]
         if outcome not in ("fail", "reject"):
             most = PAGES["ended"]
             return [tuple(ids[i : i + most]) for i in range(0, max(len(ids), 1), most)]
