@@ -17,7 +17,7 @@ def add_to(commands: Commands) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="file, or directory of a task with partitions",
+        help="file",
     )
     resume = add_command(
         commands,
@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
         _resume,
         subject=TASK,
     )
-    resume.add_argument("path", metavar="PATH", type=Path, help="file or directory of `redrb save`")
+    resume.add_argument("path", metavar="PATH", type=Path, help="file of `redrb save`")
     text = "write a task's groups as JSON lines and safetensors"
     export = add_command(commands, "export", text, _export, subject=TASK)
     export.add_argument("path", metavar="PATH", type=Path, help="directory; a new one")
@@ -47,7 +47,7 @@ def _save(options: argparse.Namespace) -> int:
 
             saved = asdict(save_table(client, task, path, namespace=namespace))
         else:
-            saved = asdict(save(existing_task(client, task, namespace=namespace), path))
+            saved = asdict(save(existing_task(client, task, namespace=namespace)[0], path))
     show(saved, figures(saved), as_json=options.json)
     return 0
 
@@ -57,7 +57,6 @@ def _resume(options: argparse.Namespace) -> int:
     from redrb.errors import RedrbError
     from redrb.registry import Registry
     from redrb.stream.saving.checking import first_kind
-    from redrb.stream.saving.directory import read_index
     from redrb.stream.saving.file import Kind
     from redrb.stream.saving.resuming import resume
     from redrb.stream.task.removal import forget_name
@@ -65,20 +64,18 @@ def _resume(options: argparse.Namespace) -> int:
 
     task, path, namespace = options.task, options.path, options.namespace
     of_table = not path.is_dir() and first_kind(path) in (Kind.ROWS, Kind.TABLE)
-    # of several tasks `resume` says what to do
-    partitions = max(map(len, read_index(path).files.values()), default=1) if path.is_dir() else 1
     with connect(options.url) as client:
         if of_table:
             from redrb.table.saving import resume_table
 
             resumed = asdict(resume_table(client, task, path, namespace=namespace))
         else:
-            stores = TaskStore.of_partitions(client, namespace, task, partitions)
+            store = TaskStore.of(client, namespace, task)
             Registry(client, namespace).add("task", task)  # first: the process may die
             try:
-                resumed = asdict(resume(stores, path))
+                resumed = asdict(resume(store, path))
             except RedrbError:
-                forget_name(client, namespace, stores[0])
+                forget_name(client, namespace, store)
                 raise
     show(resumed, figures(resumed), as_json=options.json)
     return 0

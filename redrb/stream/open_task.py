@@ -93,8 +93,8 @@ class OpenTask:
         that they are taken a second time.
 
         Groups whose ids may be those of other groups by now are not acknowledged, and a warning
-        says how many: all of them when the task was created anew since, or has another number of
-        partitions, and those that were put after the save when it was restored from a file.
+        says how many: all of them when the task was created anew since, as by a resume from a file,
+        or has another number of partitions.
 
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
@@ -224,8 +224,7 @@ class OpenTask:
         other.
 
         Args:
-            ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
-                incarnations, from which the task was restored, are ids of the same groups.
+            ids: Ids that the groups had, as `dead_letters` returns them.
 
         Returns:
             The new id of each group that this call has requeued, by the id of its letter. Ids
@@ -384,8 +383,6 @@ class OpenTask:
     def save(self, path: AnyPath) -> SavedTask:
         """Save the task with all its consumer groups: docs/how-to/backup-and-restore.md.
 
-        Partitions are saved into a directory, one after the other.
-
         Other processes may go on meanwhile: every group that is stored from the beginning to the
         end is saved, once. Memory does not grow with the task.
 
@@ -393,21 +390,23 @@ class OpenTask:
             ConfigError: The file cannot be written.
             StoreUnavailable: Redis stayed away; an older file is unchanged.
         """
-        return save(self._reach.stores, path)
+        return save(self._reach.stores[0], path)
 
     def resume(self, path: AnyPath) -> SavedTask:
-        """Fill this task, into which nothing was ever put, from a file, or a directory.
+        """Put the groups of a file into this task, which must be empty, in their order.
 
-        Leased groups wait again. Settings that this task was not given are those of the file. After
-        an error the task is unchanged, unless `StoreUnavailable.uncertain` is set.
+        Leased groups wait again. Settings that this task was not given are those of the file; ids
+        and counters begin anew. Each group is put once: a call that broke off midway is repeated,
+        and goes on. Resume before workers use the task: they get the groups as they come.
 
         Raises:
-            ConfigError: The file cannot be read, or the task was used.
+            ConfigError: The file cannot be read, or the task holds groups.
             TaskMismatch: The task has another order or other tags.
-            DecodeError: The file is damaged, or of a newer format.
-            StoreUnavailable: Redis stayed away.
+            DecodeError: The file is damaged, or of another format.
+            StoreError: The task was deleted meanwhile.
+            StoreUnavailable: Redis stayed away; the same call goes on.
         """
-        resumed = resume(self._reach.stores, path)
+        resumed = resume(self._reach.stores[0], path)
         for each in self._partitions:
             each.task.reopen()
         return resumed

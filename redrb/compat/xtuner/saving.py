@@ -1,4 +1,4 @@
-"""A buffer saved in a directory, as a task with partitions is: `redrb/stream/saving`."""
+"""A buffer saved in a directory: `redrb/stream/saving`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.directory import read_index
-from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
+from redrb.stream.saving.resuming import TaskFile, read_directory, resume_tasks
 from redrb.stream.saving.saving import save_tasks
 from redrb.words import counted
 
@@ -43,24 +43,22 @@ def save(tasks: Tasks, directory: Path) -> None:
             directory,
             listed,
         )
-    for name in names:
-        tasks.open(name).join_group()  # creates partitions that were lost
     run = "" if tasks.run is None else tasks.run.name
-    save_tasks({name: tasks.stores(name) for name in names}, directory, run=run)
+    save_tasks({name: tasks.stores(name)[0] for name in names}, directory, run=run)
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
-    """Fill an empty buffer from a save, or complete a resume of this save that was interrupted.
+    """Fill an empty buffer from a save, or go on with a resume of this save that was interrupted.
 
-    A run goes on with what Redis holds of it: nothing is restored.
+    A run goes on with what Redis holds of it: nothing is put then.
 
     Raises:
         ConfigError: There is no save, it is of another order, or the buffer holds groups, but those
             of this run.
         DecodeError: The save is malformed, or of a newer redrb.
-        StoreError: Another process began to resume the buffer meanwhile.
-        After each of them nothing is changed, except on a cluster, where a note of the error names
-        the tasks that are restored.
+        StoreError: A task was deleted meanwhile.
+        StoreUnavailable: Redis stayed away. After this and other errors midway the same call goes
+            on; errors before the first put change nothing.
     """
     index, run = read_index(directory), tasks.run
     exists = any(map(tasks.exists, {*tasks.names(), *index.files}))
@@ -70,17 +68,12 @@ def resume(tasks: Tasks, directory: Path) -> None:
                 _log.warning("Redis has lost task %r, which is not restored: %s", task, directory)
         return
     saved = read_directory(directory)
-    for files in saved.values():
-        order = files[0].header.settings.get("order", "fifo")
+    for file in saved.values():
+        order = file.header.settings.get("order", "fifo")
         if order != tasks.stream_order:
             raise ConfigError(
                 f"{directory} holds tasks in the order {order!r}, those of this buffer have "
                 f"{tasks.stream_order!r}: resume into a buffer of the same order."
-            )
-        if len(files) != tasks.partitions:
-            raise ConfigError(
-                f"{directory} holds tasks with {len(files)} partitions, this buffer has "
-                f"{tasks.partitions}: resume into a buffer with partitions={len(files)}."
             )
     stored = tasks.stored(leaving_out=saved)
     if stored:
@@ -89,16 +82,8 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
             "again, or resume into another namespace."
         )
-    waiting = unrestored(
-        TaskFile(store, file)
-        for task, files in sorted(saved.items())
-        for store, file in zip(tasks.stores(task), files, strict=True)
-    )
-    for each in waiting:
-        tasks.open(each.store.task, of_any_run=True)
-    restore_directory(waiting)
-    for each in waiting:
-        if each.put:
-            tasks.forget(each.store.task)
+    for task in saved:
+        tasks.open(task, of_any_run=True)
+    resume_tasks(TaskFile(tasks.stores(task)[0], file) for task, file in sorted(saved.items()))
     if run is not None:
         run.take_over(index.run)

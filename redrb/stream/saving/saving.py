@@ -1,15 +1,14 @@
-"""`save` writes a task to a file, or to one for each partition; `resuming` builds it anew."""
+"""`save` writes a task to a file; `resuming` puts it anew."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
@@ -54,34 +53,34 @@ class SavedTask:
         )
 
 
-def summed(path: Path, parts: Sequence[SavedTask]) -> SavedTask:
-    """Return the numbers of all files of a task in a directory."""
-    names = ("groups", "dead_letters", "nbytes")
-    return SavedTask(path, *(sum(getattr(part, name) for part in parts) for name in names))
+def save(store: TaskStore, path: AnyPath) -> SavedTask:
+    """Write a task to a file, which replaces an older one when it is complete.
 
-
-def save(stores: Sequence[TaskStore], path: AnyPath) -> SavedTask:
-    """Write a task, given by its partitions, to a file; of several partitions into a directory.
+    Makers and trainers may go on: groups that are stored from the beginning to the end are in the
+    file, once. Leased groups are saved as waiting.
 
     Raises:
-        ConfigError: There is no such task, or the path cannot be written.
-        StoreUnavailable: Redis stayed away; an earlier save is unchanged.
+        ConfigError: There is no such task, or the file cannot be written.
+        StoreUnavailable: Redis stayed away; an older file is unchanged.
     """
     target = Path(path)
-    if len(stores) > 1:
-        return save_tasks({stores[0].task: stores}, target)[0]
     if target.is_dir():
         raise ConfigError(
-            f"{target} is a directory, and a task without partitions is saved in a file: give the "
-            f"name of one, such as {target / stores[0].task}.redrb."
+            f"{target} is a directory, and a task is saved in a file: give the name of one, such "
+            f"as {target / store.task}.redrb."
         )
-    return save_task(stores[0], target)
+    for _ in range(_ATTEMPTS):
+        try:
+            with replaced(target) as file:
+                ending = _write(store, file)
+        except TaskChanged:
+            continue
+        return SavedTask.of(target, ending)
+    raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
 
 
-def save_tasks(
-    tasks: Mapping[str, Sequence[TaskStore]], directory: Path, *, run: str = ""
-) -> list[SavedTask]:
-    """Write the partitions of tasks to files, one after the other, and delete an earlier save.
+def save_tasks(tasks: Mapping[str, TaskStore], directory: Path, *, run: str = "") -> None:
+    """Write tasks to files, one after the other, and delete an earlier save.
 
     Args:
         run: The run of a `ReplayBuffer`, which the index names.
@@ -90,68 +89,27 @@ def save_tasks(
         ConfigError, StoreUnavailable: As `save`.
     """
     with saving_into(directory) as files:
-        saved = []
-        for stores in tasks.values():
-            write = [partial(save_task, each, partitions=len(stores)) for each in stores]
-            saved.append(summed(directory, list(map(files.add, write))))
-        names = iter(files.names)
-        files.commit(
-            {task: list(islice(names, len(stores))) for task, stores in tasks.items()}, run
-        )
-    return saved
+        for store in tasks.values():
+            files.add(partial(save, store))
+        files.commit({task: [name] for task, name in zip(tasks, files.names, strict=True)}, run)
 
 
-def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedTask:
-    """Write a task to a file, which replaces an older one when it is complete.
-
-    Makers and trainers may go on: groups that are stored from the beginning to the end are in the
-    file, once. Leased groups are saved as waiting.
-
-    Args:
-        partitions: Number of partitions that the task has.
-
-    Raises:
-        ConfigError: There is no such task, it has another number of partitions, or the file cannot
-            be written.
-        StoreUnavailable: Redis stayed away; an older file is unchanged.
-    """
-    target = Path(path)
-    for _ in range(_ATTEMPTS):
-        try:
-            with replaced(target) as file:
-                ending = _write(store, file, partitions)
-        except TaskChanged:
-            continue
-        return SavedTask.of(target, ending)
-    raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
-
-
-def _write(store: TaskStore, file: IO[bytes], partitions: int) -> TaskEnd:
+def _write(store: TaskStore, file: IO[bytes]) -> TaskEnd:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
-    if reader.header.partitions != partitions:
-        raise ConfigError(
-            f"task {store.task!r} has {reader.header.partitions} partitions, not {partitions}: "
-            "give that number."
-        )
     writer = SaveWriter(file)
     writer.write(Kind.HEADER, reader.header)
-    numbers: Counter[str] = Counter()
-    waiting = [0] * len(reader.header.groups)
-    for record, payload in reader.groups():
-        writer.write(Kind.GROUP, record, payload)
-        numbers["groups"] += 1
-        for need in record.needs:
-            waiting[need.place] += 1
-    for letter in reader.dead_letters():
-        writer.dead_letter(letter)
-        numbers["dead_letters"] += 1
-    for producers in reader.producers():
-        writer.write(Kind.PRODUCERS, producers)
     for sources in reader.sources():
         writer.write(Kind.SOURCES, sources)
     for refreshes in reader.refreshes():
         writer.write(Kind.REFRESHES, refreshes)
-    ending = TaskEnd(**numbers, waiting=waiting)
+    numbers: Counter[str] = Counter()
+    for letter in reader.dead_letters():
+        writer.dead_letter(letter)
+        numbers["dead_letters"] += 1
+    for record, payload in reader.groups():
+        writer.write(Kind.GROUP, record, payload)
+        numbers["groups"] += 1
+    ending = TaskEnd(**numbers)
     writer.end(ending)
     return ending
 
