@@ -22,6 +22,7 @@ from redrb.connection.transport import Pipeline
 from redrb.errors import DecodeError, RedrbError, StoreError
 from redrb.experience import Status
 from redrb.keys import TaskKeys
+from redrb.stream.saving import resuming
 from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, VERSION, Kind
 from redrb.stream.saving.snapshot import PAGE_GROUPS, TaskReader
 from redrb.stream.task.entries import unpack_facts
@@ -524,6 +525,13 @@ def test_a_forged_file_is_refused(
     assert everything(client, namespace) == before
 
 
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let a put of a resume have a few groups; returns their number."""
+    monkeypatch.setattr(resuming, "PAGE_GROUPS", 4)
+    return 4
+
+
 class Killed(BaseException):
     """Ends a call as SIGKILL ends a process."""
 
@@ -571,11 +579,11 @@ def to_resume(client: Client, namespace: str, directory: Path) -> ExperienceStre
     other = ExperienceStream(client, "from", namespace=namespace, group="other")
     for one in (stream, other):
         one.join_group()
-    fill(stream, "priority", 2 * PAGE_GROUPS + 5)
+    fill(stream, "priority", 15)
     use(stream, other)
-    stream.move([20, 50], Status.FAILED)
+    stream.move([9, 12], Status.FAILED)
     prefix, run = stream._task.store.keys.prefix, client.at(stream._task.store.keys.stream).execute
-    run("HSET", f"{prefix}refreshed", "completed", "7 40", "expired 1 -", "8 60")
+    run("HSET", f"{prefix}refreshed", "completed", "7 8", "expired 1 -", "8 12")
     run("HSET", f"{prefix}sources", "a:b", "f00 4 4 ")
     run("HSET", f"{prefix}sources:a:b", "5", f"3 {'0' * 16}")
     stream.advance(3)
@@ -609,6 +617,7 @@ def compare(back: ExperienceStream, stream: ExperienceStream) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.usefixtures("small_pages")
 def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
     client: Client, namespace: str, late: bool, tmp_path: Path
 ) -> None:
@@ -628,6 +637,7 @@ def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
     assert 12 <= at < 99
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_of_resumes_of_one_file_at_once_each_goes_on_and_each_group_is_put_once(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
@@ -645,6 +655,7 @@ def test_of_resumes_of_one_file_at_once_each_goes_on_and_each_group_is_put_once(
     assert 12 <= at < 99
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_of_resumes_of_two_files_at_once_one_is_refused_and_changes_nothing(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
@@ -671,23 +682,24 @@ def test_of_resumes_of_two_files_at_once_one_is_refused_and_changes_nothing(
                 first.resume(tmp_path / "task")
             except RedrbError as error:
                 error_here = error
+        if at >= len(requests):
+            break
         assert (error_here is None) == bool(second_failed), "one of them is refused"
         if error_here is None:
             compare(first, stream)
         for one in (first, second):
             one.close()
-        if at >= len(requests):
-            break
     assert 12 <= at < 99
 
 
 @pytest.mark.parametrize("lost", ["cleared", "lost"])
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made anew"])
+@pytest.mark.usefixtures("small_pages")
 def test_a_task_that_is_gone_in_the_middle_is_not_filled_with_the_rest(
     client: Client, namespace: str, lost: str, again: bool, tmp_path: Path
 ) -> None:
     stream = to_resume(client, namespace, tmp_path)
-    outcomes = set()
+    outcomes, whole = set(), stream.stats().stored
     for at in range(100):
         back = ExperienceStream(client, f"to-{at}", namespace=namespace)
 
@@ -709,7 +721,7 @@ def test_a_task_that_is_gone_in_the_middle_is_not_filled_with_the_rest(
         own = ExperienceStream(client, f"to-{at}", namespace=namespace)
         stored = own.stats().stored
         outcomes.add((failed, stored))
-        assert stored in (0, 1, len(held(stream)["other"]), 1 + len(held(stream)["other"]))
+        assert stored in (0, 1, whole, 1 + whole)
         back.close()
         own.clear()
         own.resume(tmp_path / "task")
@@ -721,11 +733,11 @@ def test_a_task_that_is_gone_in_the_middle_is_not_filled_with_the_rest(
 
 
 def test_groups_that_are_put_and_taken_during_a_resume_are_done_once(
-    client: Client, namespace: str, tmp_path: Path
+    client: Client, namespace: str, small_pages: int, tmp_path: Path
 ) -> None:
-    count = 3 * PAGE_GROUPS
+    count = 3 * small_pages
     stream = ExperienceStream(client, "from", namespace=namespace)
-    fill(stream, "plain", count)
+    stream.put_many([[numbered(number)] for number in range(count)])
     stream.save(tmp_path / "task")
     for at in range(100):
         back = ExperienceStream(client, f"to-{at}", namespace=namespace)
@@ -735,7 +747,7 @@ def test_groups_that_are_put_and_taken_during_a_resume_are_done_once(
         def use_it(own: ExperienceStream = own, done: list[int] = done) -> None:
             own.put(numbered(1000))
             with suppress(BatchTimeout):
-                lease = own.take(20, timeout=0)
+                lease = own.take(2, timeout=0)
                 done.extend(numbers(lease))
                 lease.ack()
             raise Killed

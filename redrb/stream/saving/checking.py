@@ -160,8 +160,8 @@ class CheckedFile:
 
     @property
     def places(self) -> int:
-        """Number of records that are put, one after the other: header, dead letters and groups."""
-        return 1 + self.ending.dead_letters + self.ending.groups
+        """Number of the records that are put: header, dead letters, groups and end."""
+        return 2 + self.ending.dead_letters + self.ending.groups
 
 
 def first_kind(path: Path) -> Kind:

@@ -1,7 +1,7 @@
 """Puts saved tasks anew: one task, or all tasks of a `ReplayBuffer`.
 
-The records of a file have numbers, their places: the header, then dead letters and groups. They go
-to the task by ordinary puts, in order, and a put names the places of its records as sources, as a
+The records of a file have numbers, their places: header, dead letters, groups, end. They go to the
+task by ordinary puts, in order, and a put names the places of its records as sources, as a
 stage names groups that it forwards (`redrb/lua/include/sources.lua`). So each record is put once,
 whoever dies and however many processes resume the same file
 (`docs/contributing/decisions/saving.md`).
@@ -47,8 +47,8 @@ from redrb.stream.task.stored_settings import caller, check_whole, shown_setting
 from redrb.unpacking import Reading
 from redrb.weights.wire.calls import Advance
 
-_MORE, _LAST = "0", "1"
-"""Digests of the records of a file, and of its last record."""
+_MORE, _END = "0", "end:"
+"""Digest of the records of a file, and what that of its last one begins with; then comes an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def resume_tasks(files: Iterable[TaskFile]) -> None:
         if waiting and state.file != each.saved.checksum:
             if state.stored:
                 raise _not_empty(each.store, state.stored)
-            if state.ids and not state.complete:
+            if state.ids and state.complete is None:
                 raise _other_file(each.store)
         if not waiting and not state.is_unchanged(each.saved):
             why = " It was resumed from this save before, and used since."
@@ -127,7 +127,7 @@ class _State:
     Attributes:
         row: Of the origin `SAVED`: it begins with the checksum of the file that was resumed last;
             b"": none was.
-        complete: Whether all records of that file were put.
+        complete: Newest id of the task when the last record of that file was put; None: it was not.
         ids: Id of each group of the newest put, and perhaps of some earlier ones, by its place; 0
             for a record that is no group.
         last: Newest id of the task.
@@ -136,7 +136,7 @@ class _State:
     """
 
     row: bytes
-    complete: bool
+    complete: int | None
     ids: Mapping[int, int]
     last: int
     groups: int
@@ -155,7 +155,8 @@ class _State:
         with Reading(f"the records of the file that task {store.task!r} was resumed from"):
             records = [record.split() for record in flat[1::2]]
             ids = {int(p): int(seq) for p, (seq, _) in zip(flat[::2], records, strict=True)}
-            complete = any(digest == _LAST.encode() for _, digest in records)
+            ends = [digest.decode() for _, digest in records if digest.startswith(_END.encode())]
+            complete = int(ends[0].removeprefix(_END)) if ends else None
             return cls(row or b"", complete, ids, int(last or 0), groups, groups + letters + parts)
 
     @property
@@ -170,13 +171,12 @@ class _State:
 
     def has_all(self, saved: CheckedFile) -> bool:
         """Return whether all records of a file were put."""
-        return self.file == saved.checksum and self.complete
+        return self.file == saved.checksum and self.complete is not None
 
     def is_unchanged(self, saved: CheckedFile) -> bool:
         """Return whether a task that has all records of a file was not used since."""
         groups, letters = saved.ending.groups, saved.ending.dead_letters
-        same = self.groups == groups and self.stored == groups + letters
-        return same and (not groups or self.last == self.ids[self.place])
+        return (self.groups, self.stored, self.last) == (groups, groups + letters, self.complete)
 
 
 @dataclass(slots=True)
@@ -253,6 +253,8 @@ class _Resumption:
         self._refresh(self._header.last)
         if self._header.version:
             self._store.call(Advance(self._header.version))
+        self._next(0, group=False)
+        self._flush()
         self._store.client.execute("HDEL", self._store.keys.puts, self._producer)
 
     def _begin(self) -> None:
@@ -410,14 +412,16 @@ class _Resumption:
 
     def _put(self, page: _Page) -> Put:
         statuses = {group.status for group in page.groups}
-        sources = {
+        sources: dict[str, Any] = {
             "origin": SAVED,
             "incarnation": self._saved.checksum,
             "floor": page.places[0] - 1,
             "kept": (),
             "ids": list(map(str, page.places)),
-            "digests": [_MORE if place < self._saved.places else _LAST for place in page.places],
+            "digests": [_MORE] * len(page.places),
         }
+        if page.places[-1] == self._saved.places:
+            sources["digests"] = [f"{_END}{_State.of(self._store).last}"]
         saved = {
             "groups": len(page.groups),
             "needs": page.needs,
