@@ -400,10 +400,9 @@ class OpenTask:
         and goes on. Resume before workers use the task: they get the groups as they come.
 
         Raises:
-            ConfigError: The file cannot be read, or the task holds groups.
+            ConfigError: The file cannot be read, the task holds groups, or was deleted meanwhile.
             TaskMismatch: The task has another order or other tags.
             DecodeError: The file is damaged, or of another format.
-            StoreError: The task was deleted meanwhile.
             StoreUnavailable: Redis stayed away; the same call goes on.
         """
         resumed = resume(self._reach.stores[0], path)

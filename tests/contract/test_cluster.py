@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -29,8 +28,6 @@ from redrb.connection import Client
 from redrb.connection.cluster import Cluster
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys, maker_key, trainer_key
-from redrb.stream.saving import resuming
-from redrb.stream.saving.restoring import Restoring
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from redrb.train.announcements import (
     Announcement,
@@ -539,28 +536,3 @@ def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
         assert stream.stats().ledger.balanced
         for partition in each_partition(stream):
             audit(partition)
-
-
-def test_a_resume_of_partitions_that_died_between_two_nodes_is_completed(
-    client, tmp_path, monkeypatch
-):
-    def opened():
-        return ExperienceStream(client, "math", namespace=uuid.uuid4().hex, partitions=3)
-
-    with opened() as stream:
-        for number in range(6):
-            stream.put([numbered(number)])
-        assert stream.save(tmp_path).groups == 6
-    with opened() as stream:
-        with monkeypatch.context() as patch:
-            replace = [Mock(side_effect=KeyboardInterrupt), resuming._replace_tasks]
-            patch.setattr(resuming, "_replace_tasks", lambda batch: replace.pop()(batch))
-            patch.setattr(Restoring, "give_up", Mock())
-            with pytest.raises(KeyboardInterrupt):
-                stream.resume(tmp_path)
-        assert stream.stats().ledger.put == 2
-        stream.resume(tmp_path)
-        lease = stream.take(6, timeout=0)
-        assert sorted(numbers(lease)) == list(range(6))
-        lease.ack()
-        assert stream.stats().ledger == redrb.Ledger(put=6, acked=6)

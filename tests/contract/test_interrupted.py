@@ -298,27 +298,26 @@ def stream_is_configured(place: Place) -> None:
 
 
 def save_stream(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
-    stores = existing_task(place.client, "math", namespace=place.namespace)
-    return lambda: save(stores, place.folder / "math")
+    store = TaskStore.of(place.client, place.namespace, "math")
+    return lambda: save(store, place.folder / "math")
 
 
 def stream_is_saved(place: Place) -> None:
     assert [path.name for path in place.folder.iterdir()] == ["math"]
-    stores = TaskStore.of_partitions(place.client, place.namespace, "again", 2)
-    resume(stores, place.folder / "math")
-    assert len(place.stream("again", partitions=2)) == ROWS - 3
+    resume(TaskStore.of(place.client, place.namespace, "again"), place.folder / "math")
+    assert len(place.stream("again")) == ROWS - 3
 
 
 def resume_stream(place: Place) -> Callable[[], object]:
     save_stream(place)()
-    stores = TaskStore.of_partitions(place.client, place.namespace, "again", 2)
-    return lambda: resume(stores, place.folder / "math")
+    store = TaskStore.of(place.client, place.namespace, "again")
+    return lambda: resume(store, place.folder / "math")
 
 
 def stream_is_resumed(place: Place) -> None:
-    stream = place.stream("again", partitions=2)
+    stream = place.stream("again")
     assert sorted(each[0].extras["n"] for each in stream.take(ROWS - 3, timeout=5).groups()) == [
         3, 4, 5, 6,
     ]  # fmt: skip

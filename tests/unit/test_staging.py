@@ -40,15 +40,15 @@ import redrb
 from redrb import ReplayBuffer
 from redrb.stream.saving import saving
 
-save = saving.save_task
+save = saving.save
 
-def stop(store, path, **options):
+def stop(store, path):
     if store.task == "c":
         print("writes", flush=True)
         sys.stdin.read()
-    return save(store, path, **options)
+    return save(store, path)
 
-saving.save_task = stop
+saving.save = stop
 
 async def main():
     with redrb.connect("fake://staging") as client:

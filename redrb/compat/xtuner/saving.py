@@ -8,7 +8,7 @@ from pathlib import Path
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.directory import read_index
-from redrb.stream.saving.resuming import TaskFile, read_directory, resume_tasks
+from redrb.stream.saving.resuming import TaskFile, read_directory, resume_tasks, unresumed
 from redrb.stream.saving.saving import save_tasks
 from redrb.words import counted
 
@@ -54,9 +54,8 @@ def resume(tasks: Tasks, directory: Path) -> None:
 
     Raises:
         ConfigError: There is no save, it is of another order, or the buffer holds groups, but those
-            of this run.
-        DecodeError: The save is malformed, or of a newer redrb.
-        StoreError: A task was deleted meanwhile.
+            of this run, or a task was deleted meanwhile.
+        DecodeError: The save is malformed, or of another redrb.
         StoreUnavailable: Redis stayed away. After this and other errors midway the same call goes
             on; errors before the first put change nothing.
     """
@@ -82,8 +81,11 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
             "again, or resume into another namespace."
         )
-    for task in saved:
-        tasks.open(task, of_any_run=True)
-    resume_tasks(TaskFile(tasks.stores(task)[0], file) for task, file in sorted(saved.items()))
+    waiting = unresumed(
+        TaskFile(tasks.stores(task)[0], file) for task, file in sorted(saved.items())
+    )
+    for each in waiting:
+        tasks.open(each.store.task, of_any_run=True)
+    resume_tasks(waiting)
     if run is not None:
         run.take_over(index.run)

@@ -21,7 +21,7 @@ import msgspec
 from redrb.codec import EncodedGroup
 from redrb.connection.deadline import here
 from redrb.connection.transport import Pipeline
-from redrb.errors import ConfigError, RedrbError, StoreError, TaskMismatch
+from redrb.errors import ConfigError, RedrbError, TaskMismatch
 from redrb.experience import Status
 from redrb.stream.put.calls import Adopt, Put
 from redrb.stream.put.replication import Replication
@@ -65,10 +65,9 @@ def resume(store: TaskStore, path: AnyPath) -> SavedTask:
     Settings that the task was not given are those of the save.
 
     Raises:
-        ConfigError: The file cannot be read, or the task holds groups.
+        ConfigError: The file cannot be read, or the task holds groups, or was deleted meanwhile.
         TaskMismatch: The task has another order, or other tags.
         DecodeError: The file is damaged, or of another format.
-        StoreError: The task was deleted meanwhile.
         StoreUnavailable: Redis stayed away. After this and other errors midway the same call goes
             on; before the first put the task is unchanged.
     """
@@ -79,7 +78,7 @@ def resume(store: TaskStore, path: AnyPath) -> SavedTask:
             "from a directory."
         )
     saved = CheckedFile.read(source)
-    resume_tasks([TaskFile(store, saved)])
+    resume_tasks(unresumed([TaskFile(store, saved)]))
     return SavedTask.of(source, saved.ending)
 
 
@@ -99,11 +98,14 @@ def read_directory(directory: Path) -> dict[str, CheckedFile]:
     return {task: CheckedFile.read(directory / name) for task, name in index.items()}
 
 
-def resume_tasks(files: Iterable[TaskFile]) -> None:
-    """Put the groups of several files into their tasks, one after the other; raises as `resume`.
+def unresumed(files: Iterable[TaskFile]) -> list[TaskFile]:
+    """Return the tasks of one save that are to be filled, or to be filled further.
 
     Tasks that an earlier call has filled are left out. If it has filled all of them, nothing is to
-    be done, unless they were used since: that is a ConfigError.
+    be done, unless they were used since.
+
+    Raises:
+        ConfigError: A task holds groups, or is being filled from another file.
     """
     found = [(each, _State.of(each.store)) for each in files]
     waiting = [(each, state) for each, state in found if not state.has_all(each.saved)]
@@ -116,8 +118,13 @@ def resume_tasks(files: Iterable[TaskFile]) -> None:
         if not waiting and not state.is_unchanged(each.saved):
             why = " It was resumed from this save before, and used since."
             raise _not_empty(each.store, state.stored, why)
-    for each, state in waiting:
-        _Resumption(each, state).run()
+    return [each for each, _ in waiting]
+
+
+def resume_tasks(files: Iterable[TaskFile]) -> None:
+    """Put the groups of several files into their tasks, one after the other; raises as `resume`."""
+    for each in files:
+        _Resumption(each, _State.of(each.store)).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,8 +470,8 @@ def _not_empty(store: TaskStore, stored: int, why: str = "") -> ConfigError:
     )
 
 
-def _other_file(store: TaskStore) -> StoreError:
-    return StoreError(
+def _other_file(store: TaskStore) -> ConfigError:
+    return ConfigError(
         f"task {store.task!r} was deleted meanwhile, or another file is being resumed into it: "
         "resume that one again, and it goes on; or clear() the task, or take another one."
     )
