@@ -346,8 +346,6 @@ class BatchTimeout(RedrbError, TimeoutError):
             missing. `stale_version`: weight version of the last
             group that was too stale on arrival, and `version` the newest one.
             Empty if ranks are missing, or several tasks of a mixture had too few groups.
-        missing_partitions: Partitions of the task that could not be reached: their groups are not
-            counted.
         similar: If nobody ever put into this task: tasks of the namespace with groups, the most
             similar name first, as far as a bounded search has found them.
         table: Of a claim: the table, whose rows are counted then, in place of groups; "": none.
@@ -365,7 +363,6 @@ class BatchTimeout(RedrbError, TimeoutError):
     missing_ranks: tuple[int, ...] = ()
     fates: abc.Mapping[str, int] = field(default_factory=dict)
     similar: tuple[str, ...] = ()
-    missing_partitions: tuple[int, ...] = ()
     table: str = ""
 
     def __post_init__(self) -> None:
@@ -419,9 +416,6 @@ class BatchTimeout(RedrbError, TimeoutError):
         if self.missing_ranks:
             listed = ", ".join(map(str, self.missing_ranks))
             return f"Ranks {listed} did not ask for the step: check that they run, or wait longer."
-        if self.missing_partitions:
-            listed = ", ".join(map(str, self.missing_partitions))
-            return f"Partitions {listed} could not be reached: check that their servers run."
         if missing <= 0:
             return "Takes that came before wait for these groups: wait longer, or take fewer."
         if fates.get("parts_waiting", 0) >= missing:

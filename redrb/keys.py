@@ -114,34 +114,10 @@ class TaskKeys:
             return cls(f"{TableKeys.of(namespace, table).prefix}claims:{name}:")
         return cls(f"redrb:{{{namespace}:{task}}}:")
 
-    @classmethod
-    def of_partition(cls, namespace: str, task: str, number: int, count: int) -> TaskKeys:
-        """Return the keys of one of `count` partitions of a task.
-
-        The slots of a cluster are divided into `count` ranges of the same size, and each partition
-        is in another one. Partition 0 has the keys of a task without partitions, so that processes
-        that do not know of the partitions notice them.
-        """
-        whole = cls.of(namespace, task)
-        first = _slot_range(whole.prefix, count)
-        attempt = 0
-        while number:
-            tag = f"{namespace}:{task}:partition:{number}.{attempt}"
-            keys = cls(f"redrb:{{{tag}}}:")
-            if _slot_range(keys.prefix, count) == (first + number) % count:
-                return keys
-            attempt += 1
-        return whole
-
     @property
     def namespace(self) -> str:
         """Namespace of the task."""
         return self.prefix.removeprefix("redrb:{").partition(":")[0]
-
-    @property
-    def partitions(self) -> str:
-        """Pattern of the prefixes of all further partitions of the task, as in rules of an ACL."""
-        return f"{self.prefix.removesuffix('}:')}:partition:[0-9]*.[0-9]*}}:"
 
     stream = _Key()
     """The groups themselves."""

@@ -6,16 +6,10 @@ import msgpack
 
 from redrb import ExperienceStream
 from redrb.connection.transport import Pipeline
-from tests.one_partition import each_partition
 
 
 def audit_parts(stream: ExperienceStream) -> None:
     """Assert that records, parts, times and counters agree; others may work meanwhile."""
-    for each in each_partition(stream):
-        _audit(each)
-
-
-def _audit(stream: ExperienceStream) -> None:
     store, look = stream._task.store, Pipeline()
     prefix = store.keys.prefix
     look.add("MULTI")

@@ -370,7 +370,6 @@ UNITS = {
     "micro_batch_size": "samples",
     "micro_batch_tokens": "tokens",
     "min_replicas": "replicas",
-    "partitions": "partitions",
     "prompts_per_step": "prompts",
     "publish_every": "steps",
     "rollout_timeout": "s",

@@ -59,8 +59,8 @@ def _add_change(parts: Commands, name: str, text: str, verb: str) -> argparse.Ar
 def _ls(options: argparse.Namespace) -> int:
     from redrb.stream.task.dead_letters import find_letters
 
-    with _stores(options) as stores:
-        letters = find_letters(stores, group=options.group, text=options.reason)
+    with _store(options) as store:
+        letters = find_letters(store, group=options.group, text=options.reason)
         found = list(islice(letters, max(options.count, 0)))
     if not found and not options.json:
         print(f"redrb: {_none(options)}", file=sys.stderr)
@@ -90,14 +90,13 @@ def _change(options: argparse.Namespace, verb: str) -> int:
 
     from redrb.stream.arguments import checked_ids, checked_letters
     from redrb.stream.task.dead_letters import drop_letters, find_letters, requeue
-    from redrb.stream.task.reach import Reach
     from redrb.words import counted
 
-    with _stores(options) as stores:
+    with _store(options) as store:
         text, drops = options.reason or "", verb == "dropped"
         given = checked_ids(options.ids, 0) if drops else checked_letters(options.ids)
         matching = find_letters(
-            stores, group=options.group, text=text, ids=given, unput=drops and not text
+            store, group=options.group, text=text, ids=given, unput=drops and not text
         )
         known = [letter.id for letter in matching]
         ids = list(dict.fromkeys(given)) or known
@@ -108,9 +107,8 @@ def _change(options: argparse.Namespace, verb: str) -> int:
             if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):
                 print("redrb: nothing was deleted.", file=sys.stderr)
                 return 1
-        reach, group = Reach(stores), options.group
-        new = {} if drops else requeue(reach, group, ids)
-        changed = drop_letters(reach, group, ids) if drops else len(new)
+        new = {} if drops else requeue(store, options.group, ids)
+        changed = drop_letters(store, options.group, ids) if drops else len(new)
     lines: list[Any] = [*figures({verb: changed})]
     if new:
         lines.append(table(("id", "new id"), [map(str, pair) for pair in new.items()]))
@@ -140,8 +138,8 @@ def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
 
 
 @contextmanager
-def _stores(options: argparse.Namespace) -> Iterator[list[TaskStore]]:
-    """Connect while the block runs; yield the stores of all partitions of the task."""
+def _store(options: argparse.Namespace) -> Iterator[TaskStore]:
+    """Connect while the block runs; yield the store of the task."""
     from redrb.connection import connect
     from redrb.stream.task.lookup import existing_task
 

@@ -80,7 +80,6 @@ def _record(task: TaskState) -> dict[str, object]:
         "readable": task.readable,
         "damage": task.damage,
         "order": task.order,
-        "partitions": task.partitions,
         "stored_bytes": task.stored_bytes,
         "stats": None if task.main is None else asdict(task.main.stats),
     }

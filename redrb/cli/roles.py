@@ -155,9 +155,8 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
         "replay": ((*taking[0], *scripts_in("saving")), taking[1]),
         "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
     }[role]
-    patterns = [f"{start}*" for keys in tasks for start in (keys.prefix, keys.partitions)]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
-    return _rules([f"~{pattern}" for pattern in patterns], allowed)
+    return _rules([f"~{keys.prefix}*" for keys in tasks], allowed)
 
 
 def _table(role: Role, table: TableKeys) -> list[str]:
@@ -217,10 +216,9 @@ def _registry(role: Role, namespace: str) -> str:
 def _observer(tasks: Sequence[TaskKeys]) -> list[str]:
     """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
-    starts = [start for keys in tasks for start in (keys.prefix, keys.partitions)]
     return [
-        _rules([f"%R~{start}*" for start in starts], looking, writes=False),
-        _rules([f"~{start}stream" for start in starts], _RUN_SCRIPTS),
+        _rules([f"%R~{keys.prefix}*" for keys in tasks], looking, writes=False),
+        _rules([f"~{keys.stream}" for keys in tasks], _RUN_SCRIPTS),
     ]
 
 

@@ -13,12 +13,7 @@ from redrb.cli.output import figures, show
 def add_to(commands: Commands) -> None:
     """Add the commands."""
     save = add_command(commands, "save", "write a task or a table to a file", _save, subject=TASK)
-    save.add_argument(
-        "path",
-        metavar="PATH",
-        type=Path,
-        help="file",
-    )
+    save.add_argument("path", metavar="PATH", type=Path, help="file")
     resume = add_command(
         commands,
         "resume",
@@ -47,7 +42,7 @@ def _save(options: argparse.Namespace) -> int:
 
             saved = asdict(save_table(client, task, path, namespace=namespace))
         else:
-            saved = asdict(save(existing_task(client, task, namespace=namespace)[0], path))
+            saved = asdict(save(existing_task(client, task, namespace=namespace), path))
     show(saved, figures(saved), as_json=options.json)
     return 0
 

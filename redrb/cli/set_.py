@@ -36,12 +36,12 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.partitions.settings import whole_settings
+    from redrb.stream.task.configuring import changed_settings
     from redrb.stream.task.stored_settings import parse_settings
 
     changes = parse_settings(options.settings)
     with connect(options.url) as client:
-        stored = whole_settings(client, options.task, options.namespace, changes)
+        stored = changed_settings(client, options.task, options.namespace, changes)
     result = {
         "values": dict(stored.values),
         "implied": sorted(stored.implied),

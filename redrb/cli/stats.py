@@ -141,10 +141,10 @@ def _figures(task: TaskState) -> dict[str, object]:
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
     accounts = {"ledger": stats.ledger, "admission": stats.admission, "parts": stats.parts}
     checks = {f"{name}_balanced": one.balanced for name, one in accounts.items() if one is not None}
-    elsewhere = ("ledger", "waiting", "missing_partitions")
+    elsewhere = ("ledger", "waiting")
     others = {key: value for key, value in counters.items() if key not in elsewhere}
     return (
-        {"task": task.name, "order": task.order, "partitions": task.partitions}
+        {"task": task.name, "order": task.order}
         | stats.ledger.as_dict()
         | pools
         | rates

@@ -4,7 +4,7 @@ from .put.filters import reward_variance as reward_variance
 from .saving.saving import SavedTask as SavedTask
 from .stream import ExperienceStream as ExperienceStream
 from .take.lease import Lease as Lease
-from .take.partition_lease import Expiry as Expiry
+from .take.part import Expiry as Expiry
 from .task.dead_letters import DeadLetter as DeadLetter
 from .task.expiration import Staleness as Staleness
 from .task.expiration import StalenessReport as StalenessReport

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +26,6 @@ from redrb.keys import check_name
 from redrb.staging import staging
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
-from redrb.stream.task.entries import Numbering
 from redrb.stream.task.lookup import existing_task
 from redrb.weights.files.safetensors import safetensors_torch
 
@@ -87,10 +86,9 @@ def export_task(
         raise ConfigError(f"{target} is there already: export into a new directory.")
     check_name("consumer group", group)
     now_ms = time.time_ns() // 1_000_000
-    stores = existing_task(client, task, namespace=namespace)
-    readers = [TaskReader(store, now_ms) for store in stores]
+    reader = TaskReader(existing_task(client, task, namespace=namespace), now_ms)
     with _appearing(target) as fresh:
-        export = _Export(readers, fresh, group, shard_bytes)
+        export = _Export(reader, fresh, group, shard_bytes)
         export.run()
     return Exported(
         directory=target,
@@ -148,30 +146,23 @@ class _Shards:
 class _Export:
     """Writes one directory."""
 
-    def __init__(
-        self, readers: Sequence[TaskReader], directory: Path, group: str, shard_bytes: int
-    ) -> None:
+    def __init__(self, reader: TaskReader, directory: Path, group: str, shard_bytes: int) -> None:
         self.groups = 0
         self.unreadable: list[int] = []
         self.shards = _Shards(directory, shard_bytes)
-        self._readers = readers
-        self._numbering = Numbering(len(readers))
+        self._reader = reader
         self._directory = directory
-        self._group = group
-        self._place = -1
-        self._names = readers[0].header.tags
+        names = reader.header.groups
+        self._place = names.index(group) if group in names else -1
+        self._names = reader.header.tags
 
     def run(self) -> None:
         """Write everything."""
         with (self._directory / "groups.jsonl").open("w", encoding="utf-8") as file:
-            for number, reader in enumerate(self._readers):
-                names = [each.name for each in reader.header.groups]
-                self._place = names.index(self._group) if self._group in names else -1
-                for record, payload in reader.groups():
-                    (group,) = self._numbering.ids(number, [record.seq])
-                    self._write(file, record._replace(seq=group), payload)
+            for record, payload in self._reader.groups():
+                self._write(file, record, payload)
         self.shards.flush()
-        header = self._readers[0].header
+        header = self._reader.header
         about = {
             "format": _FORMAT,
             "task": header.task,

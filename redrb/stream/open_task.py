@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice, starmap
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from redrb.checks import checked_int, checked_int_or_none, checked_number
 from redrb.errors import ConfigError
@@ -19,11 +18,8 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
-from redrb.stream.partitions.partition import Partition
-from redrb.stream.partitions.settings import divided
 from redrb.stream.saving.resuming import resume
 from redrb.stream.saving.saving import AnyPath, SavedTask, save
-from redrb.stream.task.calls import Settled
 from redrb.stream.task.dead_letters import (
     DeadLetter,
     drop_letters,
@@ -32,7 +28,7 @@ from redrb.stream.task.dead_letters import (
     with_samples,
 )
 from redrb.stream.task.description import StalenessRules
-from redrb.stream.task.expiration import StalenessReport
+from redrb.stream.task.expiration import Expiration, StalenessReport
 from redrb.stream.task.groups import (
     StoredGroup,
     move,
@@ -41,49 +37,37 @@ from redrb.stream.task.groups import (
     update_priorities,
 )
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.lookup import count_waiting, summed_stats
+from redrb.stream.task.lookup import count_waiting, stats_of
 from redrb.stream.task.queries import parse_where
-from redrb.stream.task.reach import Reach
 from redrb.stream.task.settings import OnExpired, SettingArguments
-from redrb.stream.task.stored_settings import (
-    StoredSettings,
-    check_changes,
-    settings_of_partitions,
-)
+from redrb.stream.task.stored_settings import StoredSettings, check_changes
+from redrb.stream.task.task import Task
 from redrb.weights.wire.calls import Advance
 from redrb.words import counted
-
-T = TypeVar("T")
 
 _log = logging.getLogger("redrb")
 
 
 class OpenTask:
-    """An open task, with one partition or several, as one consumer group sees it.
-
-    Each method checks its arguments and calls every partition that it is about, one after the
-    other. Where a partition cannot be reached, all others are called, and `StoreUnavailable` names
-    the missing ones: the same call completes it.
-    """
+    """An open task as one consumer group sees it; each method checks its arguments."""
 
     task: str
     namespace: str
     group: str
 
-    def __init__(self, partitions: Sequence[Partition], reach: Reach) -> None:
-        self._partitions, self._reach = partitions, reach
-        self._task = partitions[0].task
-        self._numbering = partitions[0].store.numbering
+    def __init__(self, task: Task, group: str) -> None:
+        self._task, self._store = task, task.store
+        self._expiration = Expiration(task, group)
         self._closed = False
 
     @property
     def incarnation(self) -> str:
-        """Random name that the task got when it was created; of partitions, with dots between them.
+        """Random name that the task got when it was created.
 
         After Redis lost its data, or the task was cleared, it is created anew with another name,
         and its ids begin anew: an id names a group only together with the incarnation.
         """
-        return ".".join(each.incarnation for each in self._partitions)
+        return self._task.description.incarnation
 
     def settle(self, trained: Mapping[int, int], *, incarnation: str) -> int:
         """Acknowledge groups by id, leased or waiting, when a run resumes from a checkpoint.
@@ -93,8 +77,7 @@ class OpenTask:
         that they are taken a second time.
 
         Groups whose ids may be those of other groups by now are not acknowledged, and a warning
-        says how many: all of them when the task was created anew since, as by a resume from a file,
-        or has another number of partitions.
+        says how many: all of them when the task was created anew since, as by a resume from a file.
 
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
@@ -113,58 +96,39 @@ class OpenTask:
             raise ConfigError(
                 f"trained={trained!r:.80}: give the samples of each group, by its id."
             )
-        places = self._places(checked_ids(list(trained)))
-        names = incarnation.split(".")
-
-        def settled_in(number: int) -> Settled:
-            here = {seq: trained[self._id(number, seq)] for seq in places[number]}
-            return settle(self._partitions[number].store, self.group, here, names[number])
-
-        if len(names) == len(self._partitions):
-            settled = list(self._reach.each(places, settled_in).values())
-        else:
-            settled = [Settled(0, len(trained))]
-        refused = sum(each.refused for each in settled)
-        if refused:
+        checked_ids(list(trained))
+        settled = settle(self._store, self.group, trained, incarnation)
+        if settled.refused:
             _log.warning(
                 "task %r: %s that a checkpoint has trained cannot be acknowledged, because "
-                "the task was created anew since, or has another number of partitions: their ids "
-                "may be those of other groups now",
+                "the task was created anew since: their ids may be those of other groups now",
                 self.task,
-                counted(refused, "group"),
+                counted(settled.refused, "group"),
             )
-        return sum(each.acknowledged for each in settled)
+        return settled.acknowledged
 
     def count(
         self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
     ) -> int:
         """Return how many groups wait for this consumer group in a status; changes nothing.
 
-        For a consumer group that has not joined these are all stored groups of that status. Groups
-        of partitions that cannot be reached are not counted. With a query Redis looks at all groups
-        of the status, 1 to 3 microseconds each, a page at a time: the number is exact while none
-        comes or goes.
+        For a consumer group that has not joined these are all stored groups of that status. With a
+        query Redis looks at all groups of the status, 1 to 3 microseconds each, a page at a time:
+        the number is exact while none comes or goes.
 
         Raises:
             ConfigError: The query names a tag that the task does not declare.
         """
         checked, query = checked_status(status), self._query(where)
-        found = self._reach.ask(
-            lambda each: count_waiting(self._partitions[each].store, self.group, checked, query)
-        )
-        return sum(found.values())
+        return count_waiting(self._store, self.group, checked, query)
 
     def counts(self) -> dict[Status, int]:
         """Return how many groups wait in each status."""
         return {status: self.count(status) for status in Status}
 
     def stats(self) -> StreamStats:
-        """Return ledger and counters, all from one moment.
-
-        Those of partitions are added up, each from one moment; partitions that cannot be reached
-        are left out, and named in `missing_partitions`.
-        """
-        return summed_stats(self._reach, self.group)
+        """Return ledger and counters, all from one moment."""
+        return stats_of(self._store, self.group)
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale the waiting, the leased and the taken groups are.
@@ -180,38 +144,19 @@ class OpenTask:
             ConfigError: No current version is known.
         """
         version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
-        if version is None and len(self._partitions) > 1:
-            version = self.stats().version or None
-        found = self._reach.ask(lambda each: self._partitions[each].expiration.report(version))
-        return StalenessReport.summed(list(found.values()))
+        return self._expiration.report(version)
 
     def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
         """Return groups by id without taking them, in the order of `ids`; None for a deleted one.
 
         Acknowledged groups are found while another consumer group needs them.
         """
-        wanted = checked_ids(ids)
-        places = self._places(wanted)
-        found: dict[int, StoredGroup] = {}
-
-        def read(number: int) -> None:
-            for group in read_groups(self._partitions[number].task, places[number]):
-                if group is not None:
-                    named = replace(group, id=self._id(number, group.id))
-                    found[named.id] = named
-
-        self._reach.each(places, read)
-        return [found.get(group) for group in wanted]
+        return read_groups(self._task, checked_ids(ids))
 
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
-        """Return the newest `count` groups of the dead-letter stream, newest first.
-
-        Partitions that cannot be reached are left out, and a warning in the log names them.
-        """
-        most = checked_int("count", count)
-        numbers = self._reach.answering() or range(len(self._partitions))
-        letters = letters_in([self._partitions[number].store for number in numbers])
-        return list(starmap(with_samples, islice(letters, most)))
+        """Return the newest `count` groups of the dead-letter stream, newest first."""
+        letters = islice(letters_in(self._store), checked_int("count", count))
+        return list(starmap(with_samples, letters))
 
     def requeue(self, ids: Iterable[int]) -> dict[int, int]:
         """Put dead letters of this consumer group again, for it alone, in the order of their ids.
@@ -236,7 +181,7 @@ class OpenTask:
             ConfigError: The task has another order since a letter was given up, and Redis cannot
                 compute the scores of this order, as those of an `Order` object.
         """
-        return requeue(self._reach, self.group, checked_letters(ids))
+        return requeue(self._store, self.group, checked_letters(ids))
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.
@@ -247,27 +192,22 @@ class OpenTask:
         Returns:
             How many letters this call has deleted.
         """
-        return drop_letters(self._reach, self.group, checked_ids(ids, 0))
+        return drop_letters(self._store, self.group, checked_ids(ids, 0))
 
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.
 
-        Limits and their changes are those of the whole task.
-
         Raises:
             UnknownTask: There is no such task, because it was cleared.
         """
-        return settings_of_partitions([each.task.stored_settings() for each in self._partitions])
+        return self._task.stored_settings()
 
     def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
         """Change settings of the task, in one atomic step, while others work on it.
 
-        Partitions change one after the other. Those with groups come first: one that refuses an
-        order refuses it before any has changed.
-
         All processes go by the new settings from their next call on. The settings that the task is
         to have are checked together, as when it is opened. None removes a setting. Every setting
-        but `partitions` and `max_reads` can change, `order` while no group is stored;
+        but `max_reads` can change, `order` while no group is stored;
         docs/how-to/change-settings.md says what becomes of the groups that are stored.
 
         Args:
@@ -282,29 +222,18 @@ class OpenTask:
         """
         self._check_open()
         check_changes(changes)
-        count = len(self._partitions)
-        stored = self._reach.ask(self._stored) if count > 1 else {}
-        self._reach.each(
-            sorted(range(count), key=lambda number: stored.get(number, 0), reverse=True),
-            lambda each: self._partitions[each].task.configure(divided(changes, each, count)),
-        )
+        self._task.configure(changes)
         if changes.keys() & {"max_staleness", "max_token_staleness"}:
-            task = self._partitions[0].task
-            task.log_unbounded(task.description.staleness)
+            self._task.log_unbounded(self._task.description.staleness)
         return self.settings()
-
-    def _stored(self, number: int) -> int:
-        store = self._partitions[number].store
-        return int(store.client.execute("XLEN", store.keys.stream))
 
     def advance(self, version: int) -> int:
         """Give the task the newest weight version; not needed with `weights=`.
 
         Returns:
-            The version that the task knows now, which never goes back; of partitions the oldest.
+            The version that the task knows now, which never goes back.
         """
-        call = Advance(checked_int("version", version))
-        return min(self._each(lambda partition: partition.store.call(call)))
+        return self._store.call(Advance(checked_int("version", version)))
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step.
@@ -312,12 +241,7 @@ class OpenTask:
         Returns:
             How many of them wait in that status now; leased and deleted groups are left alone.
         """
-        checked, places = checked_status(status), self._places(checked_ids(ids))
-
-        def moved(number: int) -> int:
-            return move(self._partitions[number].store, self.group, checked, places[number])
-
-        return sum(self._reach.each(places, moved).values())
+        return move(self._store, self.group, checked_status(status), checked_ids(ids))
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
         """Change the priority of groups, waiting or leased, and with it their place in the order.
@@ -334,18 +258,7 @@ class OpenTask:
         wanted = checked_ids(ids)
         if len(wanted) != len(numbers):
             raise ConfigError(f"{len(wanted)} ids and {len(numbers)} priorities: give one each.")
-        chosen: dict[int, list[tuple[int, float]]] = {}
-        for group, priority in zip(wanted, numbers, strict=True):
-            number, seq = self._numbering.partition(group), self._numbering.seq(group)
-            if seq:
-                chosen.setdefault(number, []).append((seq, priority))
-        if not chosen:
-            chosen[0] = []  # one partition says whether the task keeps priorities
-
-        def update(number: int) -> int:
-            return update_priorities(self._partitions[number].task, chosen[number])
-
-        return sum(self._reach.each(chosen, update).values())
+        return update_priorities(self._task, list(zip(wanted, numbers, strict=True)))
 
     def expire(
         self,
@@ -377,8 +290,7 @@ class OpenTask:
             checked_int_or_none("max_staleness", max_staleness),
             checked_int_or_none("max_token_staleness", max_token_staleness),
         )
-        asked = (version, rules, checked_statuses(statuses), on_expired)
-        return sum(self._each(lambda partition: partition.expiration.expire(*asked)))
+        return self._expiration.expire(version, rules, checked_statuses(statuses), on_expired)
 
     def save(self, path: AnyPath) -> SavedTask:
         """Save the task with all its consumer groups: docs/how-to/backup-and-restore.md.
@@ -390,7 +302,7 @@ class OpenTask:
             ConfigError: The file cannot be written.
             StoreUnavailable: Redis stayed away; an older file is unchanged.
         """
-        return save(self._reach.stores[0], path)
+        return save(self._store, path)
 
     def resume(self, path: AnyPath) -> SavedTask:
         """Put the groups of a file into this task, which must be empty, in their order.
@@ -405,9 +317,8 @@ class OpenTask:
             DecodeError: The file is damaged, or of another format.
             StoreUnavailable: Redis stayed away; the same call goes on.
         """
-        resumed = resume(self._reach.stores[0], path)
-        for each in self._partitions:
-            each.task.reopen()
+        resumed = resume(self._store, path)
+        self._task.reopen()
         return resumed
 
     def drop_group(self) -> int:
@@ -416,13 +327,12 @@ class OpenTask:
         Returns:
             Groups that were deleted because no other consumer group needs them.
         """
-        return sum(self._each(lambda partition: partition.task.drop_group(self.group)))
+        return self._task.drop_group(self.group)
 
     def clear(self) -> int:
         """Delete the task, in one atomic step: groups, leases, dead letters, ledger and settings.
 
-        Puts and takes that wait notice at once, or within a second if there are many. Partitions
-        are deleted one after the other, and meanwhile other processes see those that are left.
+        Puts and takes that wait notice at once, or within a second if there are many.
 
         A stream object that goes on using it creates an empty task with the settings that the
         object was given; with `weights=` this one does so at once, to keep learning versions.
@@ -430,20 +340,7 @@ class OpenTask:
         Returns:
             Groups that were stored.
         """
-        return sum(each.task.clear() for each in reversed(self._partitions))
-
-    def _each(self, call: Callable[[Partition], T]) -> list[T]:
-        """Call a function with each partition; raises as `Reach.each` does."""
-        numbers = range(len(self._partitions))
-        return list(self._reach.each(numbers, lambda each: call(self._partitions[each])).values())
-
-    def _places(self, ids: Iterable[int]) -> dict[int, list[int]]:
-        """Return the numbers of groups in their partitions, by partition."""
-        places = self._numbering.by_partition(ids)
-        return {number: [seq for seq in seqs if seq] for number, seqs in places.items()}
-
-    def _id(self, number: int, seq: int) -> int:
-        return self._numbering.ids(number, [seq])[0]
+        return self._task.clear()
 
     def _query(self, where: Mapping[str, Any] | None) -> str:
         if where is None:

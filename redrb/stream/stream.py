@@ -7,46 +7,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, Unpack
-from zlib import crc32
 
 from redrb.checks import check_choice, checked_int, checked_number, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
-from redrb.errors import AdmissionRefused, ConfigError
+from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
 from redrb.scopes import Closing
 from redrb.stream.admission import Admission
-from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS
+from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS, Admitter
 from redrb.stream.arguments import (
     AnyStatus,
     checked_least,
     checked_status,
 )
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
+from redrb.stream.assembly.collector import PartCollector
 from redrb.stream.closing import close_at_end, was_closed
 from redrb.stream.open_task import OpenTask
 from redrb.stream.options import StreamOptions
-from redrb.stream.partitions.collector import Collector
-from redrb.stream.partitions.partition import Partition, open_partitions
-from redrb.stream.partitions.producer import PartitionedProducer
-from redrb.stream.partitions.ranks import PartitionedRanks
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
+from redrb.stream.put.preparer import Groups, Items, Preparer, groups_of, groups_of_many
+from redrb.stream.put.producer import Producer
+from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull
-from redrb.stream.put.writer import Puts, Writer
+from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place
 from redrb.stream.take.calls import TakeRequest
+from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.forwarding import ForwardOptions
-from redrb.stream.take.in_flight import LeaseLoop, Takes
+from redrb.stream.take.in_flight import LeaseLoop
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.rollout_reading import GroupReader
-from redrb.stream.task.never_full import set_command
+from redrb.stream.take.taker import Taker
 from redrb.stream.task.origin import Origin, SourceGroup
 from redrb.stream.task.queries import no_query
 from redrb.stream.task.settings import (
@@ -56,6 +58,9 @@ from redrb.stream.task.settings import (
     may_give_rights,
     settings_with,
 )
+from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
+from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
 
@@ -149,34 +154,52 @@ class ExperienceStream(OpenTask, Closing):
             on_bad_group=on_bad_group,
             reader=reader,
         )
-        partitions, reach = open_partitions(
+        asked = settings_with(settings, task_settings)
+        opened = Task(
             client,
-            task,
-            settings_with(settings, task_settings),
-            implied,
-            options,
+            TaskStore.of(client, namespace, task),
             namespace=namespace,
+            settings=asked,
+            implied=implied,
             weights=weights,
             create=create,
         )
-        super().__init__(partitions, reach)
+        opened.is_advanced = implied is not None
+        opened.log_unbounded(asked)
+        super().__init__(opened, options.group)
         self.task, self.namespace, self.group = task, namespace, options.group
-        home = partitions[0]
-        self.worker = home.worker
-        self.worker.weights_name = weights or ""
-        client.workers.add(self.worker)
-        self._preparer, self._consumer, self._admitter = home.preparer, home.consumer, home.admitter
-        self._producer: Puts = home.producer
-        self._taker: Takes = home.taker
-        self._ranks: Ranks | PartitionedRanks = home.ranks
-        if len(partitions) > 1:
-            self._producer = PartitionedProducer(task, partitions, options.on_full, reach)
-            self._taker = Collector(partitions, task, reach)
-            self._ranks = PartitionedRanks(partitions, lambda: self.incarnation)
+        self.worker = worker = Worker(opened, options.lease_ms)
+        worker.weights_name = weights or ""
+        client.workers.add(worker)
+
+        def preparer(filters: Sequence[Filter], on_bad_group: OnBadGroup) -> Preparer:
+            return Preparer(opened, filters, frozenset(options.checks), on_bad_group)
+
+        prepare = preparer(options.filters, options.on_bad_group).prepare
+        replicas = options.min_replicas
+        replication = Replication(client.min_replicas if replicas is None else replicas)
+        producer = Producer(opened, options.on_full, replication, options.on_bad_group, worker)
+        self._prepare_groups, self._producer = prepare, producer
+        self._receiver = Receiver(opened, producer, prepare)
+        self._admitter = Admitter(opened, options.lease_ms, worker)
+        whole = preparer((), "raise")
+        self._parts = PartCollector(opened, whole, prepare, producer, replication)
+        self._consumer = Consumer(
+            opened,
+            options.group,
+            options.lease_ms,
+            worker,
+            options.reader,
+            self._parts.finish_due,
+            self._admitter.maker.end_dead,
+        )
+        worker.holds(self._consumer, self._admitter.maker)
+        self._taker = Taker(opened, self._consumer)
+        self._ranks = Ranks(opened, self._consumer)
         close_at_end(self, ExperienceStream._close, client)
 
     def __repr__(self) -> str:
-        where = self._task.store.client.where
+        where = self._store.client.where
         return f"<redrb.{type(self).__name__} {self.namespace}:{self.task} at {where}>"
 
     def __bool__(self) -> bool:
@@ -309,10 +332,7 @@ class ExperienceStream(OpenTask, Closing):
         self._check_open()
         part = GroupPart.checked(key, index, of, least, part_age, on_incomplete, most_parts)
         options = PutOptions.checked(policy_version, priority, None, tags, admission)
-        # all parts of a group meet in one partition
-        number = crc32(part.key.encode(errors="replace")) % len(self._partitions)
-        group = self._partitions[number].parts.put(part, groups_of(item), options, timeout)
-        return None if group is None else self._id(number, group)
+        return self._parts.put(part, groups_of(item), options, timeout)
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.
@@ -371,11 +391,6 @@ class ExperienceStream(OpenTask, Closing):
         seconds = checked_number("hold_s", hold_s)
         if seconds <= 0:
             raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
-        if len(self._partitions) > 1:
-            raise AdmissionRefused(
-                f"task {self.task!r} has partitions, and gives no rights to begin groups, since "
-                "its groups are counted on different nodes: use a task without partitions."
-            )
         with Deadline(timeout):
             return self._admitter.admit(count, fewest, seconds)
 
@@ -420,25 +435,7 @@ class ExperienceStream(OpenTask, Closing):
         """Store groups that a lease of another task forwards; use `lease.forward`."""
         self._check_open()
         put = PutOptions.checked(None, options.priority, options.status, options.tags)
-        places: dict[int, list[int]] = {}  # the same source is always stored in the same partition
-        for place, source in enumerate(sources):
-            places.setdefault(self._numbering.partition(source.seq), []).append(place)
-        found: dict[int, int | None] = {}
-
-        def store(number: int) -> None:
-            here = places[number]
-            receiver = self._partitions[number].receiver
-            stored = receiver.receive(
-                [groups[place] for place in here],
-                [sources[place] for place in here],
-                origin,
-                put,
-            )
-            for place, seq in zip(here, stored, strict=True):
-                found[place] = None if seq is None else self._id(number, seq)
-
-        self._reach.each(places, store)
-        return [found[place] for place in range(len(groups))]
+        return self._receiver.receive(groups, sources, origin, put)
 
     def store_next(self, make: Callable[[int], list[BufferItem]], count: int) -> None:
         """Store the groups of the next numbers, from 1 on, each once; for the data sources.
@@ -446,7 +443,7 @@ class ExperienceStream(OpenTask, Closing):
         Other processes may store some of these numbers first: then fewer are stored, or none.
         """
         self._check_open()
-        self._partitions[0].receiver.receive_next(make, count)
+        self._receiver.receive_next(make, count)
 
     # take/, ranks/
 
@@ -583,11 +580,8 @@ class ExperienceStream(OpenTask, Closing):
 
     @property
     def consumer(self) -> str:
-        """Name under which this object holds leases; a forked process has another one.
-
-        Of a task with partitions, one name for each, with commas between them.
-        """
-        return ",".join(each.consumer.name for each in self._partitions)
+        """Name under which this object holds leases; a forked process has another one."""
+        return self._consumer.name
 
     def dismiss(self, consumer: str) -> int:
         """Requeue the groups that a dead consumer of this group leases, unharmed and at once.
@@ -605,18 +599,7 @@ class ExperienceStream(OpenTask, Closing):
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        names = consumer.split(",") if isinstance(consumer, str) else [consumer]
-        if len(names) != len(self._partitions):
-            raise ConfigError(
-                f"consumer={consumer!r:.80}: give the `consumer` of a stream with "
-                f"{len(self._partitions)} partitions."
-            )
-        checked = [check_name("consumer", name) for name in names]
-        return sum(
-            self._reach.each(
-                range(len(names)), lambda each: self._partitions[each].consumer.leave(checked[each])
-            ).values()
-        )
+        return self._consumer.leave(check_name("consumer", consumer))
 
     def expect(self, groups: float) -> None:
         """Say how many groups trainers train for each weight version, at least.
@@ -646,12 +629,8 @@ class ExperienceStream(OpenTask, Closing):
         if start is not None:
             check_choice("start", start, ("newest",))
         self._check_open()
-
-        def join(partition: Partition) -> None:
-            partition.consumer.attend()
-            partition.task.join(self.group, newest=start is not None)
-
-        self._each(join)
+        self._consumer.attend()
+        self._task.join(self.group, newest=start is not None)
 
     def close(self) -> None:
         """Stop the heartbeats, requeue leased groups, return rights; closing twice does no harm.
@@ -666,8 +645,11 @@ class ExperienceStream(OpenTask, Closing):
     def _close(self, requeue: bool) -> None:  # noqa: FBT001 (as `close_at_end` calls it)
         self._closed = True
         was_closed(self)
-        with Deadline(self._task.store.client.retry_s):
-            self._each(lambda partition: partition.close(requeue=requeue))
+        consumer = partial(self._consumer.close, requeue=requeue)
+        parts = (self.worker.close, self._admitter.maker.close, self._producer.close, consumer)
+        with Deadline(self._store.client.retry_s), ExitStack() as scope:
+            for close in (*parts, self._ranks.close) if requeue else parts:
+                scope.callback(close)  # the last one first; one that fails keeps no other open
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)  # takes none of the time to wait for room
@@ -677,7 +659,7 @@ class ExperienceStream(OpenTask, Closing):
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         self._check_open()
-        return self._preparer.prepare(groups, options)
+        return self._prepare_groups(groups, options)
 
     def _take_request(
         self,
@@ -692,12 +674,4 @@ class ExperienceStream(OpenTask, Closing):
         order = self._task.description.order
         if request.where and order is not None and order.sampled:
             raise no_query(self.task)
-        if len(self._partitions) > 1:
-            limits = [partition.task.description.limit for partition in self._partitions]
-            if all(limits) and sum(limits) < least:
-                raise ConfigError(
-                    f"task {self.task!r} holds at most {sum(limits)} groups: a batch of {count} "
-                    "can never be full. Take fewer, or change the limit: "
-                    f"`{set_command(self.task, self.namespace, 'limit=none')}`."
-                )
         return request

@@ -156,7 +156,6 @@ class Worker:
         self._lease_ms = lease_ms
         self._leases: weakref.ref[Holding] | None = None
         self._rights: weakref.ref[Holding] | None = None
-        self._whole: Worker | None = None
         self._closed = False
         self._begin()
         in_child(self._begin)
@@ -186,10 +185,6 @@ class Worker:
         """Announce also the number of leased groups, and of held rights to begin groups."""
         # weakly, as both refer to this object: a stream is freed as soon as nobody refers to it
         self._leases, self._rights = weakref.ref(leases), weakref.ref(rights)
-
-    def is_part_of(self, whole: Worker) -> None:
-        """Announce label, role, weight version, steps and metrics of another one: partition 0's."""
-        self._whole = whole
 
     def takes(self) -> None:
         """Note that it takes groups; the heartbeat of its consumer announces it."""
@@ -280,16 +275,15 @@ class Worker:
 
     def _said(self, now: float) -> Announcement:
         waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
-        whole = self._whole or self
-        away_s = getattr(whole.engine, "away_s", 0.0)
+        away_s = getattr(self.engine, "away_s", 0.0)
         if away_s > 0:
             waits = "engine", now - away_s
         with self._lock:
             groups, samples, filtered = self._groups, self._samples, self._filtered
         fault = newest_fault() if filtered else None
         return Announcement(
-            role=whole.role or ("trainer" if self._takes else "maker"),
-            label=whole.label[:_MOST_NAME],
+            role=self.role or ("trainer" if self._takes else "maker"),
+            label=self.label[:_MOST_NAME],
             host=socket.gethostname()[:_MOST_NAME],
             pid=self._pid,
             program=_program()[:_MOST_NAME],
@@ -297,8 +291,8 @@ class Worker:
             period_s=self.period_s,
             lease_s=self._lease_ms / 1000,
             uptime_s=now - self._began,
-            weights_name=whole.weights_name[:_MOST_NAME],
-            weight_version=max(whole.weight_version, 0),
+            weights_name=self.weights_name[:_MOST_NAME],
+            weight_version=max(self.weight_version, 0),
             groups=groups,
             samples=samples,
             filtered=filtered,
@@ -307,12 +301,12 @@ class Worker:
             rights=_held(self._rights),
             waits_for=waits[0] if waits else "",
             waits_s=now - waits[1] if waits else 0.0,
-            step_s=whole.steps.lasted_s,
-            usual_step_s=whole.steps.usual_s,
-            step_limit_s=whole.steps.limit_s,
-            steps=whole.steps.ended,
-            steps_s=whole.steps.total_s,
-            metrics=dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
+            step_s=self.steps.lasted_s,
+            usual_step_s=self.steps.usual_s,
+            step_limit_s=self.steps.limit_s,
+            steps=self.steps.ended,
+            steps_s=self.steps.total_s,
+            metrics=dict(itertools.islice(_figures(self.metrics), MOST_METRICS)),
         )
 
 

@@ -140,26 +140,6 @@ def test_statuses_before_and_after_a_consumer_group_joins(
     assert [view.state for view in browser.look(Choice()).groups] == ["waiting"]
 
 
-def test_an_index_by_version_gives_the_stalest_of_partitions(
-    client: Client, namespace: str, browser: Browser
-) -> None:
-    options = {"namespace": namespace, "partitions": 2, "order": "stalest"}
-    with redrb.ExperienceStream(client, "math", **options) as stream:
-        made = {
-            stream.put(numbered(number), policy_version=version)[0]: version
-            for number, version in enumerate([7, 3, 9, 1, 5])
-        }
-        stream.take(5, timeout=0).release()
-        by_version = sorted(made, key=made.__getitem__)
-        assert ids(browser, rank="stalest", count=3) == by_version[:3]
-        page = browser.look(Choice(ids=tuple(made)), full=True)
-        assert [view.oldest_version for view in page.groups] == list(made.values())
-        assert sorted(ids(browser)) == sorted(made)
-        assert ids(browser, rank="best", count=1) == [list(made)[4]]
-    with redrb.ExperienceStream(client, "math", **options) as stream:
-        stream.clear()
-
-
 def test_a_sample_shows_tokens_numbers_extras_and_images(
     open_stream: Opener, browser: Browser
 ) -> None:
@@ -305,23 +285,6 @@ def test_groups_that_are_skipped_or_gone_are_counted(
     (page,) = until(follower, lambda page: bool(page.groups))
     assert [view.id for view in page.groups] == [302]
     assert page.notes[0].startswith("1 group is not shown")
-
-
-@pytest.mark.parametrize("url", ["fake"], indirect=True)
-def test_partitions_are_followed_together(client: Client, namespace: str) -> None:
-    with redrb.ExperienceStream(client, "math", namespace=namespace, partitions=2) as stream:
-        stream.put(numbered(0))
-        follower = Follower(client, "math", namespace=namespace)
-        made = [stream.put(numbered(number))[0] for number in range(4)]
-        found: list[int] = []
-
-        def all_found(page: Page) -> bool:
-            found.extend(view.id for view in page.groups)
-            return len(found) == 4
-
-        until(follower, all_found)
-        assert sorted(found) == sorted(made)
-        stream.clear()
 
 
 def test_a_task_that_is_not_there_is_named(client: Client, namespace: str) -> None:

@@ -36,7 +36,6 @@ from redrb.train.announcements import (
 )
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
-from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port
 
@@ -506,33 +505,3 @@ def test_all_work_ends_when_the_client_is_closed(cluster, tasks, namespace):
             call()
     thread.join(5)
     assert not thread.is_alive()
-
-
-def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
-    client, cluster, namespace
-):
-    def open_it():
-        return ExperienceStream(client, "math", namespace=namespace, partitions=6)
-
-    with open_it() as stream, open_it() as maker:
-        stores = [partition._task.store for partition in each_partition(stream)]
-        nodes = [cluster.serving(store.keys.stream).port for store in stores]
-        assert sorted(map(nodes.count, set(nodes))) == [2, 2, 2]
-        maker.put_many([[numbered(number)] for number in range(3)])
-        began = time.monotonic()
-        with ThreadPoolExecutor(1) as threads:
-            taking = threads.submit(stream.take, 48, timeout=30)
-            while stream.stats().consumers_waiting < 6:
-                pass
-            for number in range(3, 48):
-                maker.put([numbered(number)])
-            lease = taking.result()
-        assert time.monotonic() - began < 10
-        assert sorted(numbers(lease)) == list(range(48))
-        lease.ack()
-        with stream.leases(12, timeout=0.2) as loop:
-            maker.put_many([[numbered(number)] for number in range(12)])
-            assert len(next(loop)) == 12
-        assert stream.stats().ledger.balanced
-        for partition in each_partition(stream):
-            audit(partition)

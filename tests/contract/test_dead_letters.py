@@ -224,15 +224,6 @@ def test_letters_of_a_restored_task_are_requeued(client, namespace, tmp_path):
         assert numbers(stream.take(3, timeout=0)) == [3, 1, 2]
 
 
-def test_letters_of_partitions(client, namespace):
-    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
-        stream.put_many([[numbered(n)] for n in range(6)])
-        ids = reject(stream, 6)
-        assert stream.drop_dead_letters(ids[:2]) == 2
-        assert len(stream.requeue(ids)) == 4
-        assert counts(stream) == (6, 2, 4)
-
-
 def test_the_letters_of_a_consumer_group_are_deleted_with_it(client, open_stream):
     one, other = open_stream(group="one"), open_stream(group="other")
     other.join_group()

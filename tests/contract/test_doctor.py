@@ -18,7 +18,6 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
-from redrb.stream.task.store import TaskStore
 from redrb.watch.doctor import latency, servers
 from redrb.watch.doctor.checkup import Checkup, Report, report_on
 from redrb.watch.doctor.repairs import Repair, repair
@@ -52,10 +51,7 @@ def owner(real_url: str) -> Iterator[Client]:
 
 def state_of(client: Client, namespace: str, **changes: object) -> State:
     """A state of the registry's tasks that shows no trouble itself."""
-    tasks = tuple(
-        TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
-        for name in Registry(client, namespace).names("task")
-    )
+    tasks = tuple(map(TaskState, Registry(client, namespace).names("task")))
     known = {"tasks": tasks, "tasks_total": len(tasks)} | changes
     return State(namespace, client.where, time.time(), url=client.url, **known)  # type: ignore[arg-type]
 
@@ -92,9 +88,9 @@ def test_a_whole_task_has_no_findings(owner: Client, namespace: str) -> None:
         other.close()
 
 
-def test_a_task_with_partitions_and_parts_has_no_findings(owner: Client, namespace: str) -> None:
+def test_a_task_with_parts_has_no_findings(owner: Client, namespace: str) -> None:
     with (
-        ExperienceStream(owner, "wide", namespace=namespace, partitions=3) as wide,
+        ExperienceStream(owner, "wide", namespace=namespace) as wide,
         ExperienceStream(owner, "whole", namespace=namespace) as whole,
     ):
         for stream in (wide, whole):
@@ -339,7 +335,7 @@ def test_doctor_on_a_cluster(real_url: str, request: pytest.FixtureRequest, name
 
     with (
         redrb.connect(cluster.url) as client,
-        ExperienceStream(client, "math", namespace=namespace, partitions=2) as stream,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
         redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher,
     ):
         publisher.publish({"a": torch.ones(3)})

@@ -24,7 +24,6 @@ from redrb.stream.put import receiver
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.contract.test_stream_exactly_once import WHEN, Line
-from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 Open = Callable[..., ExperienceStream]
@@ -41,8 +40,7 @@ def open_task(client, namespace):
 
     yield open_it
     for stream in opened:
-        for partition in each_partition(stream):
-            audit(partition)
+        audit(stream)
         assert stream.stats().ledger.balanced
         stream.close()
 
@@ -307,23 +305,6 @@ def test_more_dead_letters_than_a_put_names_hold_the_floor(rollouts, scored, mon
     lease = rollouts.take(230, timeout=0)
     lease.forward(scored, scored_groups(lease))
     assert scored.stats().ledger.put == 232
-
-
-def test_tasks_with_partitions_forward_and_receive_once(open_task):
-    rollouts, scored = (open_task(name, partitions=2) for name in ("rollouts", "scored"))
-    for stream in (rollouts, scored):
-        stream.join_group()
-    for number in range(6):
-        put(rollouts, number)
-    lease = rollouts.take(6, timeout=0)
-    groups = dict(zip(lease.ids, scored_groups(lease), strict=True))
-    half = dict(list(groups.items())[:3])
-    ids = lease.forward(scored, half)
-    assert len(set(ids)) == 3
-    ids += lease.forward(scored, [groups[seq] for seq in lease.ids])
-    assert None not in ids
-    assert sorted(set(numbers(scored.take(6, timeout=0)))) == list(range(6))
-    assert rollouts.stats().ledger.acked == 6
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def filled_stream(place: Place, **options: Any) -> ExperienceStream:
 
 
 def rm_task(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
     return lambda: remove_task(place.client, "math", namespace=place.namespace)
 
@@ -270,16 +270,16 @@ def one_group_is_left(place: Place) -> None:
     stream = place.stream()
     assert len(stream) == ROWS - 3
     audit(stream)
-    store = stream._partitions[0].task.store
+    store = stream._store
     assert list(store.client.execute("SMEMBERS", store.keys.groups)) == [b"default"]
 
 
 def configure_stream(place: Place) -> Callable[[], object]:
-    filled_stream(place, partitions=2)
+    filled_stream(place)
     place.scope.close()
 
     def act() -> None:
-        stream = ExperienceStream(place.client, "math", namespace=place.namespace, partitions=2)
+        stream = ExperienceStream(place.client, "math", namespace=place.namespace)
         try:
             stream.configure(limit=50, max_staleness=9)
         finally:
@@ -289,10 +289,10 @@ def configure_stream(place: Place) -> Callable[[], object]:
 
 
 def stream_is_configured(place: Place) -> None:
-    stream = place.stream(partitions=2)
-    for store in existing_task(place.client, "math", namespace=place.namespace):
-        settings = store.client.execute("HMGET", store.keys.task, "limit", "max_staleness")
-        assert settings[1] == b"9"
+    stream = place.stream()
+    store = existing_task(place.client, "math", namespace=place.namespace)
+    settings = store.client.execute("HMGET", store.keys.task, "limit", "max_staleness")
+    assert settings == [b"50", b"9"]
     assert stream.stats().ledger.waiting == ROWS - 3
     audit(stream)
 

@@ -137,7 +137,6 @@ def test_looking_at_an_unknown_task_creates_nothing(
     ExperienceStream(client, "math", namespace=namespace).close()
     for look in (
         lambda: ExperienceStream(client, "maht", namespace=namespace, create=False),
-        lambda: ExperienceStream(client, "maht", namespace=namespace, create=False, partitions=2),
         lambda: task_stats(client, "maht", namespace=namespace, group="default"),
         lambda: export_task(client, "maht", f"{tmp_path}/out", namespace=namespace),
         lambda: remove_task(client, "maht", namespace=namespace),
@@ -213,12 +212,10 @@ def test_a_removal_shows_parts_and_refuses_while_makers_have_rights(
     assert remove_task(client, "math", namespace=namespace) == 0
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_consumer_that_has_not_announced_itself_is_named(
-    client: Client, namespace: str, before_the_first_beat: int, partitions: int
+    client: Client, namespace: str, before_the_first_beat: int
 ) -> None:
-    options: dict[str, Any] = {"lease_ms": before_the_first_beat, "partitions": partitions}
-    stream = ExperienceStream(client, "math", namespace=namespace, **options)
+    stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=before_the_first_beat)
     stream.put_many([[numbered(n)] for n in range(4)])
     stream.take(1, timeout=0)
     (group,) = task_contents(client, "math", namespace=namespace).consumer_groups

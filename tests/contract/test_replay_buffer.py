@@ -31,7 +31,6 @@ from redrb.stream.take.rollout_reading import ROLLOUT
 from redrb.stream.task.removal import remove_task
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit
-from tests.one_partition import each_partition
 from tests.samples import numbered
 
 
@@ -95,15 +94,6 @@ def ids(groups: list[list[Any]]) -> list[list[int]]:
     return [[of(rollout, "rollout_id") for rollout in group] for group in groups]
 
 
-IN_PARTITIONS = pytest.mark.parametrize("partitions", [1, 3], indirect=True)
-"""Repeats a test with tasks in partitions, where the order of groups does not matter to it."""
-
-
-@pytest.fixture
-def partitions(request: pytest.FixtureRequest) -> int:
-    return getattr(request, "param", 1)
-
-
 @pytest.fixture
 def rollout_type(make: Make) -> type | None:
     """The class that `make` makes; None: dicts."""
@@ -111,24 +101,19 @@ def rollout_type(make: Make) -> type | None:
 
 
 @pytest.fixture
-def play(
-    client: Client, namespace: str, partitions: int, rollout_type: type | None
-) -> Callable[..., None]:
+def play(client: Client, namespace: str, rollout_type: type | None) -> Callable[..., None]:
     """Run a scenario with a buffer, then check that the books of all its tasks balance."""
 
     def run(scenario: Callable[[ReplayBuffer], Awaitable[None]], **options: Any) -> None:
         options = {"rollout_type": rollout_type, **options}
 
         async def main() -> None:
-            async with ReplayBuffer(
-                client, namespace=namespace, partitions=partitions, **options
-            ) as buffer:
+            async with ReplayBuffer(client, namespace=namespace, **options) as buffer:
                 await scenario(buffer)
                 await buffer._executor.drain()
                 for task in buffer._tasks.names():
                     stream = buffer._tasks.open(task)
-                    for partition in each_partition(stream):
-                        audit(partition)
+                    audit(stream)
                     ledger = stream.stats().ledger
                     assert ledger.balanced
                     assert ledger.leased == 0
@@ -272,7 +257,6 @@ def test_put_updates_the_callers_rollouts(play: Any, make: Make) -> None:
     play(scenario)
 
 
-@IN_PARTITIONS
 @BOTH_KINDS
 def test_every_field_comes_back(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
@@ -351,7 +335,6 @@ def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make) -> 
     play(scenario)
 
 
-@IN_PARTITIONS
 def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
@@ -375,7 +358,6 @@ def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make) -> No
     play(scenario)
 
 
-@IN_PARTITIONS
 @BOTH_KINDS
 def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
@@ -409,7 +391,6 @@ def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
     return [(ids([group]), group) for group in groups]
 
 
-@IN_PARTITIONS
 @BOTH_ORDERS
 def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
@@ -424,7 +405,6 @@ def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: A
     play(scenario, order=order)
 
 
-@IN_PARTITIONS
 def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for task in ("over", "again"):
@@ -444,7 +424,6 @@ def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make) -
     play(scenario)
 
 
-@IN_PARTITIONS
 def test_an_expired_group_may_be_put_again(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE)], "task")
@@ -474,7 +453,6 @@ def half_expired(make: Make) -> list[Any]:
 
 @pytest.mark.parametrize("statuses", [None, list(Status), [Status.EXPIRED], FRESH])
 @pytest.mark.parametrize("put_as_expired", [True, False])
-@IN_PARTITIONS
 def test_the_fresh_rollouts_of_an_expired_group_age_while_it_waits(
     play: Any, make: Make, statuses: Any, *, put_as_expired: bool
 ) -> None:
@@ -499,7 +477,6 @@ def test_the_fresh_rollouts_of_an_expired_group_age_while_it_waits(
 
 
 @pytest.mark.parametrize("hook", [None, "function", "coroutine function"])
-@IN_PARTITIONS
 def test_expired_groups_that_are_not_retryable_any_more_are_deleted(
     play: Any, make: Make, hook: str | None
 ) -> None:
@@ -1012,13 +989,11 @@ def saved(
 
 @pytest.mark.parametrize("lost", ["everything", "the names", "the tasks"])
 @pytest.mark.parametrize("opened", [0, 1, 2], ids=["by-the-writer", "by-the-reader", "by-both"])
-@pytest.mark.parametrize("parts", [1, 2])
 def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
     client: Client,
     namespace: str,
     lost: str,
     opened: int,
-    parts: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -1029,9 +1004,9 @@ def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
 
     async def main() -> None:
         async with (
-            ReplayBuffer(client, namespace=namespace, partitions=parts) as writer,
-            ReplayBuffer(client, namespace=namespace, partitions=parts) as reader,
-            ReplayBuffer(client, namespace=f"{namespace}-again", partitions=parts) as again,
+            ReplayBuffer(client, namespace=namespace) as writer,
+            ReplayBuffer(client, namespace=namespace) as reader,
+            ReplayBuffer(client, namespace=f"{namespace}-again") as again,
         ):
             await writer.put([as_dict(0)], "old")
             if opened != 1:  # 1: the writer opens it after the loss
@@ -1057,17 +1032,16 @@ def test_groups_put_after_redis_lost_data_are_found_listed_and_saved(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("deleted", [0, 1, 3], ids=lambda n: f"{n}-deleted-before")
 def test_a_buffer_that_redis_has_lost_leaves_the_earlier_save(
-    client: Client, namespace: str, tmp_path: Path, parts: int, count: int, deleted: int
+    client: Client, namespace: str, tmp_path: Path, count: int, deleted: int
 ) -> None:
     """`deleted`: tasks that `redrb rm` has deleted, of which nothing is to be saved."""
     names = [f"task-{number}" for number in range(count)]
 
     async def main() -> None:
-        async with ReplayBuffer(client, namespace=namespace, partitions=parts) as buffer:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
             for number, name in enumerate(names):
                 await buffer.put([as_dict(number)], name)
             await buffer.save(tmp_path)
@@ -1089,7 +1063,7 @@ def test_a_buffer_that_redis_has_lost_leaves_the_earlier_save(
                     deleted:
                 ]
                 assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        async with ReplayBuffer(client, namespace=namespace, partitions=parts) as again:
+        async with ReplayBuffer(client, namespace=namespace) as again:
             await again.resume(tmp_path)
             assert await again.size() == count
 
@@ -1123,42 +1097,6 @@ def test_save_and_resume_keep_order_and_fields(
             assert ids(await buffer.get(9, "other/task", Status.COMPLETED)) == [[99]]
             await buffer.put([make(7)], "task")
             assert ids(await buffer.get(9, "task", Status.COMPLETED)) == [[7]]
-
-    asyncio.run(main())
-
-
-@BOTH_ORDERS
-def test_a_buffer_in_partitions_spreads_its_groups_and_is_saved_whole(
-    client: Client, namespace: str, order: Any, tmp_path: Path
-) -> None:
-    def opened(name: str, partitions: int) -> ReplayBuffer:
-        return ReplayBuffer(client, namespace=namespace + name, order=order, partitions=partitions)
-
-    async def main() -> None:
-        async with opened("", 3) as buffer:
-            for number in range(9):
-                await buffer.put([as_dict(number, response_model_steps=[number, number])], "task")
-            assert len(buffer) == 9
-            counts = [part.count() for part in each_partition(buffer._tasks.open("task"))]
-            assert counts == [3, 3, 3]
-            assert await buffer.refresh_staleness({"task": 8}, current_train_step=9) == {"task": 1}
-            await buffer.put([as_dict(9)], "task")
-            await buffer.save(tmp_path)
-        async with opened("-2", 2) as buffer:
-            with pytest.raises(ConfigError, match="partitions=3"):
-                await buffer.resume(tmp_path)
-            await buffer.put([as_dict(1)], "task")
-        async with opened("-2", 3) as buffer:
-            with pytest.raises(TaskMismatch, match="partitions"):
-                await buffer.put([as_dict(2)], "task")
-        async with opened("-3", 3) as buffer:
-            await buffer.resume(tmp_path)
-            await buffer.resume(tmp_path)
-            first = await buffer.get(4, "task", Status.COMPLETED)
-            others = await buffer.get(9, "task", "completed")
-            found = {group[0]["rollout_id"]: group[0]["seq_staleness"] for group in first + others}
-            assert found == {**{number: 8 - number for number in range(1, 9)}, 9: 0}
-            assert ids(await buffer.get(9, "task", Status.EXPIRED)) == [[0]]
 
     asyncio.run(main())
 
@@ -1253,9 +1191,10 @@ def test_a_repeated_resume_agrees_unless_the_buffer_was_used(
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"format": 2}, DecodeError),
-        ({"files": {"task": ["../elsewhere"]}}, DecodeError),
-        ({"files": {"task": [f"{'0' * 32}-0.redrb"]}}, ConfigError),
+        ({"format": 3}, DecodeError),
+        ({"format": 1}, DecodeError),
+        ({"files": {"task": "../elsewhere"}}, DecodeError),
+        ({"files": {"task": f"{'0' * 32}-0.redrb"}}, ConfigError),
         ({"files": None}, DecodeError),
         (None, DecodeError),
     ],
@@ -1288,7 +1227,7 @@ def test_a_damaged_file_leaves_the_buffer_empty(
                 await buffer.put([as_dict(1)], task)
             await buffer.save(tmp_path)
         files = json.loads((tmp_path / "saved_tasks.json").read_text())["files"]
-        damaged = tmp_path / files["b"][0]
+        damaged = tmp_path / files["b"]
         damaged.write_bytes(damaged.read_bytes()[:-5])
         async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
             with pytest.raises(DecodeError):

@@ -181,18 +181,16 @@ def test_a_run_whose_groups_are_all_taken_goes_on_with_none(
 
 @pytest.mark.parametrize("run", ["", "exp7"])
 @pytest.mark.parametrize("lost", ["Redis", "deleted"])
-@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_run_whose_tasks_are_gone_is_filled_from_its_checkpoint(
     build: Build,
     client: Client,
     namespace: str,
     run: str,
     lost: str,
-    partitions: int,
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        async with build(run, partitions=partitions) as buffer:
+        async with build(run) as buffer:
             await put(buffer, 1, 2)
             await buffer.save(tmp_path)
             await put(buffer, 3)
@@ -202,11 +200,11 @@ def test_a_run_whose_tasks_are_gone_is_filled_from_its_checkpoint(
             for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
                 client.execute("DEL", key)
         for left in ([1, 2, 4], [1, 2, 4, 4]):
-            async with build(run, partitions=partitions) as buffer:
+            async with build(run) as buffer:
                 await buffer.resume(tmp_path)
                 await put(buffer, 4)
                 assert len(buffer) == len(left)
-        async with build(run, partitions=partitions) as buffer:
+        async with build(run) as buffer:
             await buffer.resume(tmp_path)
             assert sorted(await everything(buffer)) == left
 

@@ -110,19 +110,3 @@ def test_a_put_that_waits_for_room_can_be_cancelled(play: Any) -> None:
             await buffer.put([rollout(6)], "task")
 
     play(scenario, limit=1)
-
-
-def test_tags_and_limit_of_partitions(play: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number in range(4):
-            await buffer.put([rollout(number)], "task", source="gsm8k" if number % 2 else "aime")
-        waiting = asyncio.create_task(buffer.put([rollout(4)], "task", source="aime"))
-        assert await buffer.count("task", "completed", source_ne="aime") == 2
-        assert sorted(ids(await buffer.get(9, "task", "completed", source="gsm8k"))) == [1, 3]
-        await waiting
-        assert await buffer.count("task", "completed", source="aime") == 3
-        assert await buffer.size() == 3
-        with pytest.raises(ConfigError, match="source"):
-            await buffer.get(1, "task", "completed", sorce="aime")
-
-    play(scenario, tags=["source"], limit=4, partitions=2)

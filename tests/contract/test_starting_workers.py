@@ -81,10 +81,11 @@ def standby(client: Client) -> None:
 
 
 @pytest.mark.parametrize("wait", [subscriber, standby])
-@pytest.mark.parametrize("partitions", [1, 2])
-def test_an_own_loop_that_waits_for_its_first_weights(wait, partitions, client):
-    options: dict[str, Any] = {"weights": "toy", "partitions": partitions}
-    with redrb.ExperienceStream(client, "toy", **options) as stream, ThreadPoolExecutor(1) as pool:
+def test_an_own_loop_that_waits_for_its_first_weights(wait, client):
+    with (
+        redrb.ExperienceStream(client, "toy", weights="toy") as stream,
+        ThreadPoolExecutor(1) as pool,
+    ):
         waiting = pool.submit(wait, client)
         found = announced(client, lambda worker: worker.waits_for == "weights")
         assert (found.role, found.weights_name) == ("maker", "toy")

@@ -48,7 +48,7 @@ def test_a_state_has_the_figures_of_each_task(client: Client, namespace: str) ->
         assert found is not None
         assert found.main is not None
         assert found.main.stats == math.stats()
-        assert (found.order, found.partitions) == ("stalest", 1)
+        assert found.order == "stalest"
         assert found.settings == {"limit": "10", "max_staleness": "4"}
         assert found.stored_bytes > 0
         assert (found.memory_bytes or 0) > found.stored_bytes or "fake" in client.where
@@ -170,21 +170,6 @@ def test_waiting_groups_are_counted_by_staleness(
 def staleness_of(reader: StateReader) -> Staleness:
     """Return the staleness of the first consumer group of the first task."""
     return reader.look().tasks[0].groups[0].staleness
-
-
-def test_partitions_that_a_consumer_group_has_not_joined_count(
-    client: Client, namespace: str
-) -> None:
-    reader = StateReader(client, namespace)
-    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
-        stream.put_many([[item()] for _ in range(30)])
-        for group in ("critic", "default"):
-            options = {"namespace": namespace, "partitions": 3, "group": group}
-            with ExperienceStream(client, "math", **options) as other:
-                lease = other.take(2, timeout=0)
-                found = {one.name: one.stats for one in reader.look().tasks[0].groups}
-                assert found[group] == other.stats()
-                lease.release()
 
 
 def test_a_look_reads_only_new_announcements(client: Client, namespace: str) -> None:

@@ -21,11 +21,10 @@ from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.lua.calls import Found
 from redrb.stream.assembly.calls import FindDue, FinishParts
-from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving.calls import ReadRecords
-from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.calls import Drop, Finish, Leave
 from redrb.stream.take.cause import NO_CAUSE
 from redrb.stream.task.calls import (
     Count,
@@ -130,10 +129,6 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.note("take rare", lambda: scene.take("a", 2, where=RARE))
     scene.note("take common", lambda: scene.take("a", 2, where=WHERE))
     scene.cost(scene.taking("b", 10**6))
-    for where, name in (("", ""), (WHERE, "look where")):
-        asked = TakeRequest(20, 10**6, where=where)
-        look = Look("default", "looking", asked, FOREVER_MS, scene.incarnation)
-        scene.cost(look, name=name)
     scene.cost(Count("default", Status.COMPLETED))
     scene.cost(Count("default", Status.COMPLETED, WHERE), name="count where")
     scene.cost(Count("nobody", Status.COMPLETED, WHERE), name="count of a new group")
@@ -545,28 +540,6 @@ def test_saving(compare, tmp_path):
         other.close()
 
     compare(build, 100, tags=["score", "kind"], max_staleness=9)
-
-
-@pytest.mark.parametrize("waiting", ["alive", "dead"])
-def test_turns(compare, waiting):
-    """Many takes wait for their turn, or have died in the queue."""
-
-    def build(scene):
-        queue_ms = FOREVER_MS if waiting == "alive" else 1
-
-        def ask(caller, name, turn_ms=FOREVER_MS):
-            reply: str = scene.cost(AskTurn("default", caller, turn_ms, queue_ms), name=name)
-            return reply
-
-        assert ask("first", "ask") == "turn"
-        for number in range(scene.size):
-            assert ask(f"c{number}", "queue") == "wait"
-        assert ask("first", "keep") == "turn"
-        assert ask("first", "end", turn_ms=0) == "ended"  # wakes the next take
-        assert ask("new", "of a new take") == ("wait" if waiting == "alive" else "turn")
-        assert ask("c0", "leave", turn_ms=0) == "ended"
-
-    compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes
 
 
 def test_groups_in_parts(compare):

@@ -25,7 +25,6 @@ from redrb.stream.take.calls import Take
 from redrb.stream.task import configuring
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
-from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 from tests.scenes import until
 
@@ -128,7 +127,6 @@ def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"partitions": 4}, "partitions cannot change while the task exists: every process finds"),
         ({"max_reads": 2}, "max_reads cannot change while the task exists: the reads"),
         ({"limits": 2}, "unknown setting 'limits': use one of order, limit"),
         ({}, "at least one setting"),
@@ -338,13 +336,12 @@ def test_a_lost_task_gets_the_settings_that_a_process_has_learned_last(
         old.take(1, timeout=0).ack()
 
 
-@pytest.mark.parametrize("partitions", [None, 2])
 def test_a_run_that_restarts_with_another_batch_size_goes_on(
-    client: Client, namespace: str, partitions: int | None
+    client: Client, namespace: str
 ) -> None:
     def restart(batch: int, limit: int = 2) -> DetachedReplayBuffer:
         place: dict[str, Any] = {"client": client, "namespace": namespace}
-        return DetachedReplayBuffer(batch, limit, partitions=partitions, **place)
+        return DetachedReplayBuffer(batch, limit, **place)
 
     def most(buffer: DetachedReplayBuffer) -> str:
         return buffer.stream.settings().values["max_waiting"]
@@ -440,60 +437,6 @@ def test_a_given_setting_replaces_an_implied_one(open_stream: Opener) -> None:
         open_stream(limit=5)
 
 
-def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str) -> None:
-    with ExperienceStream(client, "math", namespace=namespace, partitions=3, limit=6) as stream:
-        assert stream.configure(limit=7, max_deliveries=2).values["limit"] == "7"
-        stream.put_many([[numbered(number)] for number in range(7)])
-        with pytest.raises(StoreFull):
-            stream.put(numbered(8), timeout=0)
-        with pytest.raises(ConfigError, match="divided among 3 partitions"):
-            stream.configure(limit=2)
-        with pytest.raises(ConfigError, match="at most 7 groups"):
-            stream.take(8, timeout=0)
-
-
-def test_changes_of_a_limit_of_partitions_are_those_of_the_whole(
-    client: Client, namespace: str
-) -> None:
-    options: Any = {"namespace": namespace, "partitions": 3, "limit": 30}
-    with ExperienceStream(client, "math", **options) as stream:
-        stream.configure(limit=31)  # the part of one partition only
-        stream.configure(limit=60, max_deliveries=2)
-        found = stream.configure(limit=None)
-        assert [(each.old, each.new) for each in found.changes if each.setting == "limit"] == [
-            ("60", ""),
-            ("31", "60"),
-            ("30", "31"),
-            ("", "30"),
-        ]
-        assert [each.new for each in found.changes if each.setting == "max_deliveries"] == ["2"]
-
-
-def test_partitions_keep_what_was_changed_by_hand_and_one_says_so(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    given: dict[str, Any] = {"namespace": namespace, "partitions": 3, "limit": 64}
-    with ExperienceStream(client, "math", **given) as stream:
-        stream.configure(limit=200)
-        with ExperienceStream(client, "math", **given) as again:
-            assert again.settings().values["limit"] == "200"
-        assert len(caplog.messages) == 1
-        assert "limit=67, which stays" in caplog.messages[0]
-        assert "given limit=22 (the part of the first partition)" in caplog.messages[0]
-        with pytest.raises(TaskMismatch, match="partitions"):
-            ExperienceStream(client, "math", **given | {"partitions": 2})
-
-
-def test_partitions_refuse_an_order_together(client: Client, namespace: str) -> None:
-    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
-        for partition in each_partition(stream):
-            partition.put(numbered(1))  # it has the only group
-            with pytest.raises(ConfigError, match=r"order cannot change while task .*holds groups"):
-                stream.configure(order=Shortest())
-            assert "order" not in stream.settings().values
-            partition.take(1, timeout=0).ack()
-
-
 def test_the_command_changes_and_prints_settings(
     open_stream: Opener, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,7 +460,7 @@ def test_the_command_changes_and_prints_settings(
         (["math", "limit"], "NAME=VALUE"),
         (["math", "limit=1", "limit=2"], "twice"),
         (["math", "rate=4"], "unknown setting 'rate'"),
-        (["math", "partitions=4"], "partitions cannot change"),
+        (["math", "max_reads=4"], "max_reads cannot change"),
         (["mathh"], "no task 'mathh'"),
     ):
         assert main(["set", *arguments, *where]) == 2

@@ -361,9 +361,7 @@ class Model:
         """
         here = [(name, seq) for name, group in self.groups.items() for seq in group.letters]
         new = set(here) - set(self.letters)
-        found = [(letter.group, letter.id) for letter in find_letters([self.maker._task.store])][
-            ::-1
-        ]
+        found = [(letter.group, letter.id) for letter in find_letters(self.maker._store)][::-1]
         kept = max(MAX_DEAD - len(new), 0)
         old = self.letters[-kept:] if kept else []
         assert found[: len(old)] == old

@@ -192,19 +192,6 @@ def test_sums_of_weights_forget_a_large_one(client, namespace):
     audit(stream)
 
 
-def test_partitions_tell_no_probabilities(client, namespace):
-    with ExperienceStream(
-        client, "parts", namespace=namespace, order="prioritized", partitions=2
-    ) as stream:
-        stream.put(numbered(1), priority=2.0)
-        lease = stream.take(1, timeout=5)
-        with pytest.raises(ConfigError, match="partitions"):
-            _ = lease.probabilities
-        with pytest.raises(ConfigError, match="partitions"):
-            lease.importance_weights()
-        lease.ack()
-
-
 def test_only_orders_that_draw_tell_probabilities(client, namespace):
     stream = stream_of(client, namespace, "stalest")
     stream.put(numbered(0))

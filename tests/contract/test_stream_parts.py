@@ -15,7 +15,6 @@ from redrb.errors import RecordError, StoreFull
 from redrb.stream import PartStats
 from redrb.stream.admission.calls import Admit
 from redrb.stream.put.producer import Producer
-from tests.one_partition import each_partition
 from tests.parts_audit import audit_parts
 from tests.samples import numbered, numbers
 
@@ -149,7 +148,7 @@ def test_groups_past_their_age_make_room_for_others(stream, pages, groups):
     for number in range(groups):  # not before: each part ends groups that are due
         make_due(stream, f"old-{number}")
     assert put_parts(stream, 0, key="new", most_parts=groups) is None
-    while stream._partitions[0].parts.finish_due(60):
+    while stream._parts.finish_due(60):
         pass
     counts = parts(stream)
     assert (counts.groups, counts.delivered, counts.dropped) == (
@@ -179,7 +178,7 @@ def test_due_groups_end_in_time_and_the_next_call_goes_on(stream):
     for number in range(3):
         make_due(stream, str(number))
     for delivered in (1, 2, 3):
-        assert stream._partitions[0].parts.finish_due(0.0)
+        assert stream._parts.finish_due(0.0)
         assert parts(stream).delivered == delivered
 
 
@@ -190,7 +189,7 @@ def test_a_task_without_room_is_not_asked_again_for_each_group(open_stream):
         put_parts(stream, 0, key=str(number), least=1)
     for number in range(3):
         make_due(stream, str(number))
-    assert not stream._partitions[0].parts.finish_due(60)
+    assert not stream._parts.finish_due(60)
     with pytest.raises(StoreFull, match="3 groups wait for parts"):
         put_parts(stream, 0, key="new", most_parts=3)
     due = f"{stream._task.store.keys.prefix}part_due"
@@ -232,7 +231,7 @@ def test_a_part_that_arrives_while_its_group_is_put_for_its_age_is_not_lost(stre
 
     monkeypatch.setattr(Producer, "put", after_another_part)
     make_due(stream)
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     assert found[1] == 1
     assert (parts(stream).completed, parts(stream).delivered) == (1, 0)
     assert numbers(stream.take(1, timeout=0)) == [0, 1, 2]
@@ -254,7 +253,7 @@ def test_one_right_covers_the_group_and_outlives_its_maker(open_stream):
     assert (rights.held, rights.returned) == (2, 2)
     put_parts(stream, 2, policy_version=1)
     make_due(stream, "few")
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     rights = stream.stats().admission
     assert (rights.used, rights.held, rights.returned, rights.late) == (1, 0, 3, 0)
     assert rights.balanced
@@ -270,7 +269,7 @@ def test_a_maker_that_waits_is_woken_for_the_right_of_a_group_that_is_not_put(op
     waits = Admit("maker/1", 1, 1, 60_000, 60_000, 60_000, incarnation, "series")
     assert store.call(waits).outcome == "wait"
     make_due(stream)
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     assert store.client.execute("LLEN", f"{store.keys.prefix}wake:maker/1") == 1
     assert store.call(waits).outcome == "granted"
 
@@ -292,10 +291,10 @@ def test_a_group_that_can_never_be_put_is_removed_at_its_age_limit(open_stream, 
         put_parts(stream, 0, 1, 2, on_incomplete=rule)
     assert any("until its age limit" in note for note in caught.value.__notes__)
     make_due(stream)
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     assert parts(stream).groups == 1  # max_bytes may be raised until then
     make_old(stream)
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     counts = parts(stream)
     assert (counts.groups, counts.dead, counts.dropped) == (0, rule == "dead", rule == "drop")
     letters = stream.dead_letters()
@@ -323,7 +322,7 @@ def test_parts_that_form_no_group_are_removed(open_stream):
         item = numbered(index, action_log_probs=torch.zeros(1, dtype=dtype))
         stream.put_part("a", item, index=index, of=3, on_incomplete="dead")
     make_old(stream)
-    stream._partitions[0].parts.finish_due()
+    stream._parts.finish_due()
     assert (parts(stream).dead, parts(stream).groups) == (1, 0)
     assert stream.dead_letters()[0].items is None
 
@@ -338,7 +337,7 @@ def test_a_filter_that_raises_does_not_disturb_puts_of_other_groups(open_stream)
     make_due(maker)
     assert put_parts(maker, 0, key="b") is None
     make_due(maker)
-    other._partitions[0].parts.finish_due()
+    other._parts.finish_due()
     assert parts(other).completed == 1
 
 
@@ -351,26 +350,15 @@ def test_a_task_that_was_cleared_knows_no_parts(stream):
     assert parts(stream).waiting == 1
 
 
-def test_partitions_keep_the_parts_of_a_key_together(open_stream):
-    stream = open_stream(partitions=3)
-    ids = [put_parts(stream, 0, 1, key=f"group-{number}", of=2) for number in range(12)]
-    assert len(set(ids)) == 12
-    assert parts(stream).completed == 12
-    found = stream.read(ids)
-    assert all(group is not None and len(group.items) == 2 for group in found)
-
-
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_incomplete_groups_cannot_be_requeued_but_put_again_and_dropped(open_stream, partitions):
-    stream = open_stream(partitions=partitions)
+def test_incomplete_groups_cannot_be_requeued_but_put_again_and_dropped(open_stream):
+    stream = open_stream()
     keys = [f"group-{number}" for number in range(4)]
     for key in keys:
         put_parts(stream, 0, key=key, on_incomplete="dead")
-    for each in each_partition(stream):
-        prefix = each._task.store.keys.prefix
-        for key in each._task.store.client.execute("ZRANGE", f"{prefix}part_due", 0, -1):
-            make_due(each, key)
-            each._partitions[0].parts.finish_due()
+    store = stream._store
+    for key in store.client.execute("ZRANGE", f"{store.keys.prefix}part_due", 0, -1):
+        make_due(stream, key)
+        stream._parts.finish_due()
     letters = stream.dead_letters()
     assert [letter.id for letter in letters] == [0] * 4
     with pytest.raises(ConfigError, match=r"stream\.put\(letter\.items\)"):

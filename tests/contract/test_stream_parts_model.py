@@ -65,7 +65,7 @@ class Parts(RuleBasedStateMachine):
         due = f"{self.stream._task.store.keys.prefix}part_due"
         self.client.execute("ZADD", due, "XX", 1, key)
         before = self.stream.stats().stored
-        self.stream._partitions[0].parts.finish_due()
+        self.stream._parts.finish_due()
         if len(self.waiting[key]) >= LEAST:
             self.end(key, before + 1)  # nothing is taken, so ids count the groups
         else:

@@ -183,7 +183,7 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
         assert stream.settings().values["groups_per_version"] == "4"
 
 
-@pytest.mark.parametrize("waits", ["take", "put", "admit", "take in parts", "put in parts", "rows"])
+@pytest.mark.parametrize("waits", ["take", "put", "admit", "rows"])
 def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypatch, caplog, waits):
     monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
     if waits == "rows":
@@ -193,7 +193,7 @@ def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypa
             table.put(["b"], {"x": torch.arange(1)}, timeout=0.1)
     else:
         options = {"max_staleness": 0, "groups_per_version": 1} if waits == "admit" else {}
-        options |= {"limit": 4, "partitions": 3 if "parts" in waits else 1}
+        options |= {"limit": 4}
         with ExperienceStream(client, "math", namespace=namespace, **options) as stream:
             stream.join_group()
             with suppress(TimeoutError, StoreFull):
@@ -259,17 +259,14 @@ def join_at_once(stream: ExperienceStream) -> object:
         (join_at_once, StoreUnavailable, "the next call goes on"),
     ],
 )
-@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
-    client, namespace, monkeypatch, call, error, message, partitions
+    client, namespace, monkeypatch, call, error, message
 ):
     monkeypatch.setattr(deadline, "PAGES_S", 0.0)
-    stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
-    later = ExperienceStream(
-        client, "math", namespace=namespace, partitions=partitions, group="later"
-    )
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    later = ExperienceStream(client, "math", namespace=namespace, group="later")
     with stream, later:
-        put_many(stream, 600 * partitions)  # facts are read in pages of about 100
+        put_many(stream, 600)  # facts are read in pages of about 100
         cut_off: list[str] = []
         done = False
         while not done:
@@ -278,7 +275,7 @@ def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
                 done = True
             except error as each:
                 cut_off.append(str(each))
-        assert 1 <= len(cut_off) <= partitions * 600 // 50
+        assert 1 <= len(cut_off) <= 600 // 50
         assert all(message in each for each in cut_off)
 
 
@@ -292,25 +289,20 @@ CALLS: dict[str, Callable[[ExperienceStream], object]] = {
 }
 
 
-@pytest.mark.parametrize(("partitions", "damaged"), [(1, ""), (1, "x"), (2, "")])
+@pytest.mark.parametrize("damaged", ["", "x"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
-    client, namespace, call, partitions, damaged
+    client, namespace, call, damaged
 ):
     settings: dict[str, Any] = {"max_staleness": 4, "groups_per_version": 4}
-    if partitions > 1:
-        if call in ("admit", "put_part"):
-            pytest.skip("these go to one partition")
-        settings = {"partitions": partitions}
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         stream.put([numbered(1, policy_version=0)])
-        stores = TaskStore.of_partitions(client, namespace, "math", partitions)
-        for store in stores:
-            client.execute("HSET", store.keys.task, "rules", damaged)
+        store = TaskStore.of(client, namespace, "math")
+        client.execute("HSET", store.keys.task, "rules", damaged)
         with pytest.raises(StoreError, match="redrb set"):
             CALLS[call](stream)
         stream.configure(limit=99)
-        stream.put([numbered(3, policy_version=0)])  # to the other partition
+        stream.put([numbered(3, policy_version=0)])
         CALLS[call](stream)
 
 
@@ -325,22 +317,17 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         ("admit", AdmissionTimeout),
     ],
 )
-@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
-    client, namespace, monkeypatch, call, error, partitions
+    client, namespace, monkeypatch, call, error
 ):
     monkeypatch.setattr(deadline, "LAST_REQUESTS_S", 5.0)  # enough on a machine that is busy, too
-    settings: dict[str, Any] = {"limit": 2 * partitions}
+    settings: dict[str, Any] = {"limit": 2}
     if call == "admit":
         settings = {"max_staleness": 0, "groups_per_version": 1}
-    if partitions > 1:
-        if call == "admit":
-            pytest.skip("rights are those of one partition")
-        settings["partitions"] = partitions
     stop = Stop(5.3)
     with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
         if call == "put":
-            put_many(stream, 2 * partitions)
+            put_many(stream, 2)
         held = stream.admit(1) if call == "admit" else nullcontext()
         with held:
             stop.begin()
@@ -354,17 +341,18 @@ def test_errors_of_puts_and_takes_name_the_namespace(client, namespace):
     """The most frequent cause of a wait that never ends is a wrong one."""
     place: dict[str, Any] = {"namespace": namespace, "on_full": "error"}
     plain = ExperienceStream(client, "math", limit=1, **place)
-    parted = ExperienceStream(client, "parted", limit=2, partitions=2, **place)
     ranked = ExperienceStream(client, "ranked", **place)
     mixture = Mixture(client, {"math": 1, "code": 1}, namespace=namespace)
     takes: list[Callable[[], Any]] = [
-        *(partial(each.take, 2, at_least=1, timeout=0) for each in (plain, parted)),
+        partial(plain.take, 2, at_least=1, timeout=0),
         partial(mixture.take, 2, timeout=0),
         partial(ranked.take, 2, rank=0, world_size=2, step=0, timeout=0),
     ]
-    puts = [partial(each.put_many, [[numbered(n)] for n in range(3)]) for each in (plain, parted)]
-    puts.append(partial(plain.put_part, "b", numbered(1), index=0, of=2, most_parts=1))
-    with plain, parted, ranked, mixture:
+    puts = [
+        partial(plain.put_many, [[numbered(n)] for n in range(3)]),
+        partial(plain.put_part, "b", numbered(1), index=0, of=2, most_parts=1),
+    ]
+    with plain, ranked, mixture:
         for take in takes:
             with pytest.raises(BatchTimeout, match=f" of namespace '{namespace}': 0 of") as timeout:
                 take()

@@ -388,18 +388,6 @@ def test_a_match_behind_all_others_is_found(open_stream, pages, groups):
     assert stream.count() == groups - 1
 
 
-@pytest.mark.parametrize("groups", [3, 300])
-def test_partitions_find_a_match_behind_all_others(open_stream, pages, groups):
-    pages(matched=3)
-    stream = open_stream(tags=["kind"], partitions=2)
-    stream.join_group()
-    put(stream, 2 * groups, tags={"kind": "common"})
-    put(stream, 2, first=2 * groups, tags={"kind": "rare"})
-    assert stream.count(where={"kind": "rare"}) == 2
-    lease = stream.take(2, timeout=0, where={"kind": "rare"})
-    assert sorted(numbers(lease)) == [2 * groups, 2 * groups + 1]
-
-
 def test_a_take_that_waits_looks_at_no_group_again(client, namespace, pages, no_heartbeats):
     """Neither when it asks again, nor at the puts of others; only when enough have come."""
     pages(matched=10)

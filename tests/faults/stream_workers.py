@@ -1,7 +1,5 @@
 """Makers and trainers for tests of faults: `python -m tests.faults.stream_workers ROLE URL ...`.
 
-A URL that ends with `#n` is that of a task with n partitions.
-
 A maker prints the numbers of groups whose put returned; a trainer those that it acknowledged. Each
 ends at end-of-file on its standard input.
 """
@@ -59,7 +57,6 @@ def train_once(stream: redrb.ExperienceStream) -> None:
 
 def main() -> None:
     role, url, *arguments = sys.argv[1:]
-    url, _, partitions = url.partition("#")
     client = redrb.connect(url, retry_s=30)
     stream = redrb.ExperienceStream(
         client,
@@ -67,7 +64,6 @@ def main() -> None:
         limit=64,
         lease_ms=1000,
         max_deliveries=100,
-        partitions=int(partitions) if partitions else None,
     )
     say("ready", [])
     if role == "once":

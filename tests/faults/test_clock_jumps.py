@@ -11,7 +11,6 @@ import torch
 import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.keys import WeightKeys
-from redrb.stream.partitions.turn import Turn
 from redrb.stream.put.calls import AskRoom
 from redrb.weights.wire.calls import FindSteps
 from tests.audit import audit
@@ -96,15 +95,6 @@ def test_set_back_a_dead_producer_keeps_no_room(server, open_stream):
     server.set_clock(-HOUR_S)
     _until(lambda: store.call(AskRoom("other", 1000, [1])).granted == 1, 60)
     store.call(AskRoom("other", 0))
-
-
-def test_set_back_a_dead_take_keeps_no_turn(server, open_stream, monkeypatch):
-    monkeypatch.setattr("redrb.stream.partitions.turn.TURN_MS", 1000)
-    store = open_stream()._task.store
-    assert Turn(store, "default").ask()
-    server.set_clock(-HOUR_S)
-    other = Turn(store, "default")
-    _until(lambda: other.ask(), 60)
 
 
 def test_set_back_a_dead_reader_keeps_no_version_of_weights(server, client, namespace):

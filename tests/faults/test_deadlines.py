@@ -138,7 +138,7 @@ def test_calls_that_wait_have_one_deadline_for_all_their_requests(proxy, namespa
 
 def test_the_last_part_has_one_deadline_with_the_put_of_its_group(proxy, stream, monkeypatch):
     stream.put_part("a", numbered(9), index=0, of=2)
-    stored = stream._partitions[0].parts._stored
+    stored = stream._parts._stored
 
     def slowly_stored(*arguments):
         reply = stored(*arguments)
@@ -146,7 +146,7 @@ def test_the_last_part_has_one_deadline_with_the_put_of_its_group(proxy, stream,
         proxy.freeze()
         return reply
 
-    monkeypatch.setattr(stream._partitions[0].parts, "_stored", slowly_stored)
+    monkeypatch.setattr(stream._parts, "_stored", slowly_stored)
     call = lambda: stream.put_part("a", numbered(10), index=1, of=2, timeout=1.0)  # noqa: E731
     # a second deadline would begin after the first has lasted for all but half a second
     assert seconds_of(call) < 1.0 + GRACE_S - 0.5 + 1.0 + GRACE_S

@@ -18,7 +18,6 @@ from tests import warm
 from tests.audit import audit
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
-from tests.one_partition import each_partition
 from tests.samples import numbered, numbers
 
 ROOT = Path(__file__).parents[2]
@@ -160,40 +159,6 @@ def cluster(request):
     cluster = RedisCluster(REAL[request.param])
     yield cluster
     cluster.close()
-
-
-def test_a_task_in_partitions_loses_nothing_when_all_its_workers_are_killed(cluster, start):
-    task = f"{cluster.url}#6"
-    makers = [start("maker", task, first, 5000) for first in (0, 5000)]
-    trainer = start("trainer", task)
-    for worker in (*makers, trainer):
-        worker.wait_for("ready", timeout=60)
-    makers[0].wait_for("put", 100)
-    makers[0].kill()
-    trainer.wait_for("acked", 150)
-    trainer.kill()
-    with (
-        redrb.connect(cluster.url) as client,
-        ExperienceStream(client, "math", partitions=6, lease_ms=1000) as stream,
-    ):
-        until(lambda: stream.stats().producers_waiting >= 6)
-        makers[1].kill()  # while it waits for room in all partitions
-        put = {number for maker in makers for number in maker.numbers("put")}
-        acked = trainer.numbers("acked")
-        while left := stream.stats().ledger.waiting:
-            with stream.take(left, timeout=20) as lease:
-                acked += numbers(lease)
-            until(lambda: stream.stats().ledger.leased == 0)
-        ledger = stream.stats().ledger
-        for partition in each_partition(stream):
-            audit(partition)
-    # a trainer that was killed between its ack and its word cannot tell
-    last_batch = set(trainer.numbers("took")[-8:])
-    assert put - set(acked) <= last_batch, "acknowledged puts were never trained"
-    assert len(acked) == len(set(acked)), "a group was acknowledged twice"
-    # of the last put of a killed maker it is not known whether it landed
-    assert 0 <= ledger.put - len(put) <= 4 * len(makers)
-    assert ledger == redrb.Ledger(put=ledger.put, acked=ledger.put)
 
 
 def test_a_trainer_that_was_stopped_past_its_lease_has_lost_it(own_server, start):

@@ -47,7 +47,7 @@ def benchmark(module: str, *options: str) -> str:
         "servers",
         "scale",
         "latency,backlog,profile",
-        "partitions,replicas,observing",
+        "replicas,observing",
         "staleness",
     ],
 )

@@ -46,7 +46,7 @@ def test_it_ends_at_once_while_pages_listen(dashboard: Dashboard, number: signal
 def test_dead_letters_are_listed_and_requeued_with_the_token(
     dashboard: Dashboard, owner: Client, namespace: str
 ) -> None:
-    with ExperienceStream(owner, "math", namespace=namespace, partitions=2) as stream:
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(number)] for number in range(4)])
         stream.take(4, timeout=5).reject("loss is nan")
         letters = httpx.get(f"{dashboard.url}api/letters?task=math").json()

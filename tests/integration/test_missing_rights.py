@@ -22,10 +22,9 @@ from redrb.keys import maker_key
 from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
-from redrb.stream.partitions.turn import AskTurn
 from redrb.stream.put.calls import AskRoom, Evict
 from redrb.stream.ranks.calls import AskPart, RankStep
-from redrb.stream.take.calls import Drop, Finish, Leave, Look, TakeRequest
+from redrb.stream.take.calls import Drop, Finish, Leave
 from redrb.stream.task.calls import (
     Discard,
     DropGroup,
@@ -133,9 +132,7 @@ def test_scripts_of_a_task(user):
     assert check(scene.beat("me"), b"").outcome == "held"
     assert check(Drop("default", first.slot, first.token)) == Found(found=1)
     assert not check(Leave("default", "me")).more
-    look = Look("late", "looking", TakeRequest(20, 10), 0, scene.incarnation)
     scene.run(DropGroup("critic"))
-    assert check(look, alike="task/join").outcome == "found"
     assert check(Join("critic")).joined
     assert check(Advance(7)) == 7
     assert check(Move("default", Status.ABORTED, [str(ids[4])])).found == 1
@@ -167,8 +164,6 @@ def test_ranks_and_turns(user):
         scene.incarnation,
     )
     assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
-    turn = AskTurn("default", "me", FOREVER_MS, FOREVER_MS)
-    assert user.check(turn.script, lambda: scene.run(turn)) == "turn"
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

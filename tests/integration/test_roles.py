@@ -221,20 +221,18 @@ def test_a_trainer_puts_a_group_whose_maker_died(
         assert numbers(trainer.take(1, timeout=0)) == [1]
 
 
-def test_roles_work_on_a_task_with_partitions_and_on_no_other(
+def test_roles_work_on_their_task_and_on_no_other(
     log_in: LogIn, owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = {role: log_in(role) for role in ("maker", "trainer", "observer")}
-    options = {"namespace": namespace, "partitions": 3, "limit": 6}
+    options = {"namespace": namespace, "limit": 6}
     with ExperienceStream(owner, "secret", **options) as other:
         other.put(numbered(0))
     for client in clients.values():
         with pytest.raises(StoreDenied):
             task_stats(client, "secret", namespace=namespace, group="default")
-        for partition in range(3):
-            keys = TaskKeys.of_partition(namespace, "secret", partition, 3)
-            with pytest.raises(StoreDenied):
-                client.execute("HGET", keys.task, "put")
+        with pytest.raises(StoreDenied):
+            client.execute("HGET", TaskKeys.of(namespace, "secret").task, "put")
     with (
         ExperienceStream(clients["maker"], TASK, **options) as maker,
         ExperienceStream(clients["trainer"], TASK, **options) as trainer,
@@ -318,7 +316,7 @@ def test_an_observer_of_a_namespace_sees_all_of_it_and_no_other(
 ) -> None:
     publish(owner, namespace)
     ExperienceStream(owner, "other", namespace=f"{namespace}2").close()
-    with ExperienceStream(owner, TASK, namespace=namespace, partitions=2) as stream:
+    with ExperienceStream(owner, TASK, namespace=namespace) as stream:
         stream.put(numbered(1))
         one, all_of_it = log_in("observer"), log_in("observer", tasks=())
         ExperienceStream(owner, "secret", namespace=namespace).close()

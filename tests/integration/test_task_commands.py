@@ -151,7 +151,7 @@ def test_ls_shows_the_limits_of_tasks(store, namespace, run):
     tasks: dict[str, dict[str, Any]] = {
         "a": {"limit": 4096, "max_bytes": 10**9},
         "b": {"capacity": 512},
-        "c": {"limit": 8, "partitions": 2},
+        "c": {"limit": 8},
         "d": {},
     }
     for name, settings in tasks.items():
@@ -230,7 +230,7 @@ def test_dead_letters_of_incomplete_groups_are_dropped(store, namespace, run):
             for key in keys:
                 stream.put_part(key, numbered(0), index=0, of=2, on_incomplete="dead")
                 store.execute("ZADD", due, "XX", 1, key)
-            stream._partitions[0].parts.finish_due()
+            stream._parts.finish_due()
 
         stream.put_many([[numbered(n)] for n in range(2)])
         stream.take(2, timeout=0).reject("has no parts")

@@ -15,7 +15,7 @@ from redrb import ExperienceStream, LeaseLost
 from redrb.connection import Client
 from redrb.lua.calls import Call
 from redrb.lua.scripts import load, run
-from redrb.stream.take.calls import Beat, Look, TakeRequest
+from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
@@ -88,12 +88,13 @@ class Bench:
         until(lambda: not self.beat(stream))
 
     def queue(self, waiter: str, where: str = "", need: int = 1, ttl_ms: int = FOREVER_MS) -> int:
-        """Let a take wait, as one of several partitions; returns how many groups it may have."""
+        """Let a take wait that finds fewer groups than it needs; returns how many there are."""
         revision = self.client.execute("HGET", self.key("task"), "revision").decode()
         asked = TakeRequest(need, need, where=where)
-        reply = self.run(Look("default", waiter, asked, ttl_ms, revision))
-        assert reply.outcome == "found"
-        return int(reply.free)
+        lease = ("default", "other", f"other/of {waiter}", "1", asked, waiter)
+        reply = self.run(Take(*lease, ttl_ms, FOREVER_MS, revision))
+        assert reply.outcome == "short"
+        return int(reply.amount)
 
     def is_woken(self, waiter: str) -> bool:
         """Return whether a waiter was woken since it last read its wake-up."""

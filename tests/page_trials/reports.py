@@ -146,7 +146,7 @@ def found_letters(bench: Bench, count: int) -> None:
 
     stream = bench.filled(count)
     stream.take(count, timeout=0).reject("bad")
-    found = find_letters([stream._task.store], text="bad")
+    found = find_letters(stream._store, text="bad")
     assert [letter.id for letter in found] == list(range(count, 0, -1))
 
 

@@ -60,10 +60,11 @@ def dead_takes_dropped(bench: Bench, count: int) -> None:
         bench.queue(f"dead/{number}")
         needs = (bench.key("needs", "default"), f"dead/{number}", "1 1 0")
         bench.client.execute("HSET", *needs)
-    bench.queue("living")
+    bench.queue("living/1")
     put(stream, 1)
-    until(lambda: bench.queue("living") == 1 and bench.size("queue", "default") == 1)
-    bench.queue("living", ttl_ms=0)
+    until(lambda: bench.queue("living/1", need=2) == 1 and bench.size("queue", "default") == 1)
+    assert len(stream_take(bench, stream, "living/1")) == 1
+    bench.run(Leave("default", "other"))
 
 
 def queries_woken(bench: Bench, count: int) -> None:
@@ -72,12 +73,12 @@ def queries_woken(bench: Bench, count: int) -> None:
     stream.join_group()
     queries = [stream._query({"kind": number}) for number in range(count)]
     for number, query in enumerate(queries):
-        assert bench.queue(f"w/{number}", query) == 0
+        assert bench.queue(f"w/{number}", query, need=2) == 0
     for number in range(count):
         put(stream, 1, first=number, tags={"kind": number})
     for number, query in enumerate(queries):
-        assert bench.queue(f"w/{number}", query) == 1
-        bench.queue(f"w/{number}", query, ttl_ms=0)
+        assert bench.queue(f"w/{number}", query, need=2) == 1
+        bench.queue(f"w/{number}", query, need=2, ttl_ms=0)
     assert bench.size("queries", "default") == 0
 
 

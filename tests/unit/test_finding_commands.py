@@ -61,17 +61,6 @@ def test_rows_that_nobody_claims_need_another_program_or_none() -> None:
     assert "redrb-trainer" not in found.cause
 
 
-@pytest.mark.parametrize(
-    "code", ["starved-trainer", "slow-makers", "blocked-makers", "nobody-takes", "idle-task"]
-)
-def test_no_command_starts_a_worker_on_a_task_with_partitions(code: str) -> None:
-    state = TROUBLES[code]()
-    tasks = tuple(replace(task, partitions=4) for task in state.tasks)
-    [found] = findings_of(replace(state, tasks=tasks))
-    assert (found.code, found.command) == (code, "redrb stats math")
-    assert "programs of your own work on it, which open it with partitions=4" in found.summary
-
-
 def test_a_limit_below_a_batch_is_removed_before_a_trainer_is_started() -> None:
     state = with_stats(TROUBLES["blocked-makers"](), limit=4)
     for groups, command in (("4", "redrb-trainer"), ("5", "redrb set math limit=none")):
@@ -90,8 +79,6 @@ def test_expiring_groups_are_bounded_or_may_be_staler() -> None:
     task = replace(task, settings={"max_staleness": "4"})
     [found] = findings_of(replace(expiring, tasks=(task,)))
     assert found.command == "redrb set math groups_per_version=GROUPS"
-    [found] = findings_of(replace(expiring, tasks=(replace(task, partitions=4),)))
-    assert found.command == "redrb set math max_staleness=5"  # with partitions nothing is admitted
 
 
 def test_a_full_task_gets_twice_its_limit() -> None:

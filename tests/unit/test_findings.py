@@ -272,13 +272,12 @@ def test_weights_that_began_anew_are_told_from_slow_makers() -> None:
 @pytest.mark.parametrize(
     ("code", "missing"), [("blocked-makers", "trainer"), ("starved-trainer", "maker")]
 )
-@pytest.mark.parametrize("partitions", [1, 4])
 def test_the_programs_of_a_task_are_started_by_the_commands_that_started_them(
-    code: str, missing: Any, partitions: int
+    code: str, missing: Any
 ) -> None:
     state = TROUBLES[code]()
     [task] = state.tasks
-    of_redrb = f"redrb-{missing} RECIPE --task math" if partitions == 1 else "redrb stats math"
+    of_redrb = f"redrb-{missing} RECIPE --task math"
     for program, ended, command in (
         ("", "", of_redrb),
         ("redrb-maker", "", of_redrb),
@@ -292,7 +291,7 @@ def test_the_programs_of_a_task_are_started_by_the_commands_that_started_them(
         gone = replace(there[0], role=missing, life="ended", program=ended, waits_for="")
         older = replace(gone, name="older", program="older.py", seen_s=gone.seen_s + 1)
         workers = (older, *there, gone) if ended else tuple(there)
-        changed = replace(task, workers=workers, partitions=partitions)
+        changed = replace(task, workers=workers)
         [found] = findings_of(replace(state, tasks=(changed,)))
         assert (found.code, found.command) == (code, command)
 

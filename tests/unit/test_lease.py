@@ -14,7 +14,7 @@ from redrb.experience import BufferItem
 from redrb.stream import Lease
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import Cause
-from redrb.stream.take.partition_lease import Draw, PartitionLease
+from redrb.stream.take.part import Draw, LeasePart
 from tests.samples import numbered, numbers
 
 Ended = tuple[str, tuple[int, ...], int, bool]
@@ -75,10 +75,10 @@ class Ending:
 
 def part(
     holder: Recorder, groups: dict[int, list[BufferItem]], draw: Draw | None = None
-) -> PartitionLease:
+) -> LeasePart:
     blobs = [group.blob for group in encode_groups(list(groups.values()))]
     layouts = parse_groups(blobs)
-    return PartitionLease("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
+    return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)
 
 
 @pytest.fixture

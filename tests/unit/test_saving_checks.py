@@ -54,7 +54,6 @@ def assert_refused(*frames: Frame) -> None:
         {"groups_per_version": "1e999"},
         {"groups_per_version": "4.0"},
         {"limit": "007"},
-        {"partitions": "0"},
         {"tags": '["b" , "a"]'},
         {"tags": '["a", "a"]'},
         {"tags": "[7]"},

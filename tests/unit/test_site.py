@@ -63,7 +63,7 @@ def test_links_lead_to_files_and_headings(page: Path):
 
 
 def test_code_and_messages_name_pages_that_exist():
-    """Such as `docs/how-to/partitions.md` in a docstring."""
+    """Such as `docs/how-to/several-nodes.md` in a docstring."""
     missing = []
     folders = ("redrb", "tests", "examples", "benchmarks", "workers", ".github")
     files = [file for name in folders for file in (ROOT / name).rglob("*") if file.is_file()]

@@ -158,7 +158,7 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
                     written = tmp_path / f"{folder.name[-32:]}-0.redrb"
                     written.touch()
                     await buffer.save(tmp_path)
-                    ((saved,),) = json.loads(index.read_text())["files"].values()
+                    (saved,) = json.loads(index.read_text())["files"].values()
                     assert set(tmp_path.iterdir()) == {index, tmp_path / saved, folder, written}
 
     asyncio.run(main())

@@ -108,11 +108,8 @@ def test_every_setting_is_a_keyword_of_a_stream() -> None:
     assert list(get_type_hints(SettingArguments)) == [each.name for each in fields(TaskSettings)]
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
-def test_an_unknown_argument_is_named_with_the_known_settings(
-    client: Client, partitions: int
-) -> None:
+def test_an_unknown_argument_is_named_with_the_known_settings(client: Client) -> None:
     with pytest.raises(
         ConfigError, match=r"'max_stalness'; the settings of a task are .*max_stale"
     ):
-        ExperienceStream(client, "math", partitions=partitions, max_stalness=2)
+        ExperienceStream(client, "math", max_stalness=2)

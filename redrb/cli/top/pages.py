@@ -104,7 +104,6 @@ def task_page(task: TaskState | None, name: str, history: History, width: int | 
         "rights": _rights(task),
         "memory": "" if task.memory_bytes is None else size(task.memory_bytes),
         "order": task.order,
-        "partitions": str(task.partitions) if task.partitions > 1 else "",
     }
     lines += [*_facts(facts), line()]
     if len(task.groups) > 1:

@@ -29,7 +29,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.stream.take.partition_lease import Expiry
+from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import ROLLOUT
 from redrb.stream.task.settings import LEASE_MS, OnExpired
 
@@ -73,7 +73,6 @@ class ReplayBuffer:
         namespace: str = "default",
         rollout_type: type | None = None,
         lease_ms: int = LEASE_MS,
-        partitions: int | None = None,
         tags: Sequence[str] | None = None,
         limit: int | None = None,
         run: str | None = None,
@@ -91,9 +90,6 @@ class ReplayBuffer:
                 are put, and come back as dicts. None: rollouts are dicts.
             lease_ms: Time without a heartbeat after which groups that no caller has got yet are
                 requeued.
-            partitions: Parts of each task, on different nodes of a cluster; all processes give the
-                same number. The order is exact within a partition only: see
-                docs/explanation/stages-and-scaling.md.
             tags: Names of the tags that `put` stores and that `get` and `count` filter by, of all
                 tasks. None: those that other processes have declared.
             limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
@@ -108,11 +104,9 @@ class ReplayBuffer:
                 get groups that the next refresh discards again; a cancelled call may leave it out.
 
         Raises:
-            ConfigError: The client, order, number of partitions, namespace or run cannot be used.
+            ConfigError: The client, order, namespace or run cannot be used.
         """
-        self._tasks = Tasks(
-            client, namespace, order, lease_ms, partitions, tags=tags, limit=limit, run=run
-        )
+        self._tasks = Tasks(client, namespace, order, lease_ms, tags=tags, limit=limit, run=run)
         if rollout_type is not None and not isinstance(rollout_type, type):
             raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
         if on_discard is not None and not callable(on_discard):

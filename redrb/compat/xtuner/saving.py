@@ -44,7 +44,7 @@ def save(tasks: Tasks, directory: Path) -> None:
             listed,
         )
     run = "" if tasks.run is None else tasks.run.name
-    save_tasks({name: tasks.stores(name)[0] for name in names}, directory, run=run)
+    save_tasks({name: tasks.store(name) for name in names}, directory, run=run)
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
@@ -81,9 +81,7 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
             "again, or resume into another namespace."
         )
-    waiting = unresumed(
-        TaskFile(tasks.stores(task)[0], file) for task, file in sorted(saved.items())
-    )
+    waiting = unresumed(TaskFile(tasks.store(task), file) for task, file in sorted(saved.items()))
     for each in waiting:
         tasks.open(each.store.task, of_any_run=True)
     resume_tasks(waiting)

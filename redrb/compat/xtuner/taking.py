@@ -14,7 +14,7 @@ from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
 from redrb.stream import Lease
-from redrb.stream.take.partition_lease import Expiry
+from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import is_rollouts
 from redrb.stream.task.settings import NO_BOUND
 from redrb.words import counted

@@ -18,11 +18,9 @@ from redrb.connection import Client, check_client
 from redrb.experience import Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
-from redrb.stream.partitions.partition import MOST_PARTITIONS
-from redrb.stream.take.partition_lease import Expiry
+from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import as_stored
 from redrb.stream.task.calls import Stats
-from redrb.stream.task.entries import Numbering
 from redrb.stream.task.settings import NO_BOUND
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.tags import declare_tags
@@ -61,7 +59,6 @@ class Tasks:
         namespace: str,
         order: ReplayOrder,
         lease_ms: int,
-        partitions: int | None,
         *,
         tags: Sequence[str] | None = None,
         limit: int | None = None,
@@ -69,8 +66,6 @@ class Tasks:
     ) -> None:
         check_client(client)
         check_choice("order", order, list(STREAM_ORDERS))
-        self.partitions = checked_int_or_none("partitions", partitions, 1, MOST_PARTITIONS) or 1
-        self._numbering = Numbering(self.partitions)
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order
@@ -81,7 +76,7 @@ class Tasks:
         self._lock = threading.Lock()
         self._entered = time.monotonic()
         self._streams: dict[str, ExperienceStream] = {}
-        self._stores: dict[str, list[TaskStore]] = {}
+        self._stores: dict[str, TaskStore] = {}
         self.run = None if run is None else Run(client, namespace, run, held=self._held)
         self._names = replay_key(namespace)
         self._names_client = client.at(self._names)
@@ -151,49 +146,46 @@ class Tasks:
         """Note that all groups stored now have aged; for expired ones by which rule, too."""
         train_step, rule = refresh.current_version + 1, str(refresh).partition(" ")[2]
         names = [f"{status} {rule}" if status is Status.EXPIRED else status for status in statuses]
-        for store in self.stores(task):
-            stored = store.client.execute("HGET", store.keys.puts, "last")
-            with Reading(f"the last id of task {task!r}"):
-                last = int(stored or 0)
-            pairs = [word for name in names for word in (name, f"{train_step} {last}")]
-            if pairs:
-                store.client.execute("HSET", store.keys.refreshed, *pairs)
+        store = self.store(task)
+        stored = store.client.execute("HGET", store.keys.puts, "last")
+        with Reading(f"the last id of task {task!r}"):
+            last = int(stored or 0)
+        pairs = [word for name in names for word in (name, f"{train_step} {last}")]
+        if pairs:
+            store.client.execute("HSET", store.keys.refreshed, *pairs)
 
     def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, list[Expiry]]:
         """Return the last refresh of each rule, oldest first, of groups that it has aged."""
-        stores, found = self.stores(task), dict[int, list[Expiry]]()
-        for number, seqs in self._numbering.by_partition(ids).items():
-            store = stores[number]
-            marks = store.client.execute("HGETALL", store.keys.refreshed)
-            with Reading(f"the refreshes of task {task!r}"):
-                for name, mark in zip(marks[::2], marks[1::2], strict=True):
-                    of, *rule = name.decode().split()
-                    train_step, last = map(int, mark.split())  # the newest group at that time
-                    if of == status:
-                        refresh = Expiry.parse(" ".join((str(train_step - 1), *(rule or "--"))))
-                        old = [seq for seq in seqs if seq <= last]
-                        for each in self._numbering.ids(number, old):
-                            found.setdefault(each, []).append(refresh)
+        store, seqs, found = self.store(task), list(ids), dict[int, list[Expiry]]()
+        marks = store.client.execute("HGETALL", store.keys.refreshed) if seqs else ()
+        with Reading(f"the refreshes of task {task!r}"):
+            for name, mark in zip(marks[::2], marks[1::2], strict=True):
+                of, *rule = name.decode().split()
+                train_step, last = map(int, mark.split())  # the newest group at that time
+                if of == status:
+                    refresh = Expiry.parse(" ".join((str(train_step - 1), *(rule or "--"))))
+                    for seq in seqs:
+                        if seq <= last:
+                            found.setdefault(seq, []).append(refresh)
         for refreshes in found.values():
             refreshes.sort(key=lambda refresh: refresh.current_version)
         return found
 
-    def stores(self, task: str) -> list[TaskStore]:
-        """Return the stores of all partitions of a task, which may not exist."""
-        stores = self._stores.get(task)
-        if stores is None:
-            stores = TaskStore.of_partitions(self.client, self.namespace, task, self.partitions)
-            self._stores[task] = stores
-        return stores
+    def store(self, task: str) -> TaskStore:
+        """Return the store of a task, which may not exist."""
+        store = self._stores.get(task)
+        if store is None:
+            store = self._stores[task] = TaskStore.of(self.client, self.namespace, task)
+        return store
 
     def exists(self, task: str) -> bool:
         """Return whether the task is there; its name may stay without it."""
-        store = self.stores(task)[0]
+        store = self.store(task)
         return bool(store.client.execute("EXISTS", store.keys.task))
 
     def removed(self, task: str) -> bool:
         """Return whether a task that is gone was removed on purpose, as by `redrb rm`, lately."""
-        store = self.stores(task)[0]
+        store = self.store(task)
         return bool(store.client.execute("EXISTS", store.keys.removed))
 
     def close(self) -> None:
@@ -204,7 +196,7 @@ class Tasks:
             stream.close()
 
     def _held(self) -> int:
-        counts = [store.call(Stats(GROUP)) for name in self.names() for store in self.stores(name)]
+        counts = [self.store(name).call(Stats(GROUP)) for name in self.names()]
         return sum(each["stored"] for each in counts if each is not None)
 
     def _enter(self, *tasks: str) -> None:
@@ -227,7 +219,6 @@ class Tasks:
             tags=self._tags,
             reader=as_stored,
             lease_ms=self._lease_ms,
-            partitions=self.partitions,
             max_staleness=NO_BOUND,
             max_token_staleness=NO_BOUND,
             checks=(),  # rollouts of one task may differ, and are not put into batches

@@ -4,11 +4,11 @@
 -- value of '' is none, and `who` is as the client gave it.
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
--- whatever a process gives that opens the task (order, tags and partitions are not among them, because a
+-- whatever a process gives that opens the task (order and tags are not among them, because a
 -- process works by them itself); the field generation counts the changes.
 --@include task clock facts settings waking waiters queries
 
-local HIDDEN = {format = true, sampled = true, partitions = true}
+local HIDDEN = {format = true, sampled = true}
 
 -- Whether a value of a setting would need a look at groups that are stored: they are sorted by the order that
 -- the task had when they were put.

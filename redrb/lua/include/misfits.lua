@@ -15,7 +15,7 @@ local function misfit(values)
     return {outcome = 'unversioned'}
   end
   if setting('groups_per_version') then
-    for name, only in pairs({capacity = false, partitions = false, max_reads = '1'}) do
+    for name, only in pairs({capacity = false, max_reads = '1'}) do
       local value = setting(name)
       if value and value ~= only then
         return {outcome = 'excluded', setting = name, value = value}

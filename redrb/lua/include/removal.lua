@@ -5,7 +5,7 @@
 local function add_keys(group, names, plain, with_query)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'slots', 'returning', 'moved',
     'expiries', 'reads', 'clock', 'letters', 'staleness', 'joining', 'spared', 'ranks',
-    'rank_requests', 'rank_parts', 'turn'}) do
+    'rank_requests', 'rank_parts'}) do
     names[#names + 1] = key(kind, group)
   end
   for _, status in ipairs(STATUSES) do
@@ -19,7 +19,6 @@ local function add_keys(group, names, plain, with_query)
       with_query[#with_query + 1] = queue_of(pool, queries[i])
     end
   end
-  plain[#plain + 1] = '#turn:' .. group
 end
 
 -- Wake the first waiters, `most` at most, of queues that are about to be deleted. Returns how many more may

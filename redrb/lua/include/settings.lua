@@ -8,7 +8,7 @@
 
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'max_waiting', 'tags',
-  'partitions', 'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
+  'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -28,7 +28,6 @@ local function pack_rules()
     keep = stored.on_expired == 'keep',
     max_reads = tonumber(stored.max_reads or redis.call('HGET', task, 'default_max_reads') or '1'),
     names = tags and tags ~= '' and cjson.decode(tags) or {},
-    partitions = stored.partitions ~= false,
     limit = tonumber(stored.limit or '0'),
     max_waiting = tonumber(stored.max_waiting or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),

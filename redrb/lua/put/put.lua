@@ -160,5 +160,4 @@ if not done then -- take the put back: its counts, then its entries; the next pu
   undo(before, count)
   error(failure)
 end
-return cmsgpack.pack({outcome = 'ok', last = last, stored = count, room = left, expired = stale,
-  backlog = rule.partitions and redis.call('XLEN', stream) or -1})
+return cmsgpack.pack({outcome = 'ok', last = last, stored = count, room = left, expired = stale})

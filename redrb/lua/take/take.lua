@@ -163,4 +163,4 @@ if awaited then
 end
 local members = rule.order ~= 'fifo' and lease.members or {}
 return cmsgpack.pack({outcome = 'taken', amount = lease.claimed, members = members, weights = lease.weights,
-  total_weight = total, left = here - lease.claimed})
+  total_weight = total})

@@ -22,7 +22,6 @@ local created, rebuilt = not exists(), redis.call('HEXISTS', task, 'rebuilt') ==
 local used = number(puts, 'put') > 0 and not rebuilt
 local differing, values, implied = {}, {}, noted_settings('implied')
 local configured, held, learned = noted_settings('configured'), {}, {}
-local parted = false
 local known = tonumber(redis.call('HGET', task, 'generation') or '')
 
 -- The value that the task has without being given one: false if it may be given any.
@@ -30,11 +29,9 @@ local function unwritten(name, value)
   if used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     return name == 'order' and 'fifo' or '' -- groups were put without
   end
-  return name == 'partitions' and not created and not rebuilt and '1' -- it was created without partitions
 end
 
 local function give(name, value)
-  parted = parted or name == 'partitions'
   if value == '' then -- it was removed
     if (generation or 0) > (known or math.huge) then
       values[name] = false
@@ -73,9 +70,6 @@ for name, value in pairs(ask.implied) do
       differing[name] = redis.call('HGET', task, name) or 'fifo'
     end
   end
-end
-if not parted and redis.call('HEXISTS', task, 'partitions') == 1 then
-  differing.partitions = redis.call('HGET', task, 'partitions')
 end
 if next(differing) then
   return cmsgpack.pack({outcome = 'differs', settings = differing})

@@ -96,7 +96,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
         """
         self._check_held()
         options = ForwardOptions(priority=priority, status=status, tags=tags)
-        names = [(part.task, name) for part in self._parts for name in part.named]
+        names = [(part.task, seq) for part in self._parts for seq in part.layouts]
         samples = [layout.samples for layout in self._layouts()]
         chosen = chosen_groups(_by_name(groups), names, samples)
         tasks = {task for task, _ in chosen}
@@ -109,7 +109,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
         parts = [
             (
                 part,
-                {(part.task, name): seq for name, seq in part.named.items()},
+                {(part.task, seq): seq for seq in part.layouts},
                 stream[part.task] if isinstance(stream, Mapping) else stream,
             )
             for part in self._parts
@@ -134,7 +134,7 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
     def _name_misfits(self, error: RecordError) -> None:
         super()._name_misfits(error)
         for part, ids in self._misfits:
-            error.add_note(f"of task {part.task!r}: groups {list(part.names(ids))}")
+            error.add_note(f"of task {part.task!r}: groups {list(ids)}")
 
 
 def _by_name(

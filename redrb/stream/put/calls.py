@@ -60,7 +60,6 @@ class PutReply(msgspec.Struct, frozen=True):
             is at its memory limit.
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
-        backlog: Groups stored now; -1 in a task without partitions.
         origin: With "past", SHA-1 of the row of the origin, which may hold any bytes.
     """
 
@@ -71,7 +70,6 @@ class PutReply(msgspec.Struct, frozen=True):
     setting: str = ""
     expired: int = 0
     epoch: int = 0
-    backlog: int = -1
     origin: str = ""
 
 

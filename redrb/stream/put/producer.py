@@ -104,9 +104,6 @@ class Producer:
     """Puts encoded groups into one task; safe among threads.
 
     `put` is `send`, `finish` and `abandon` in one call.
-
-    Attributes:
-        backlog: Groups stored in a partition after the last put from here; 0 before the first.
     """
 
     def __init__(
@@ -125,7 +122,6 @@ class Producer:
         self._room = Room(task.store, on_full)
         self._arrivals = StaleArrivals(task.name)
         self._epoch = Epoch(task)
-        self.backlog = 0
         self._begin()
         in_child(self._begin)
 
@@ -274,7 +270,6 @@ class Producer:
                 if batch.kind != description.kind == "" and batch.revision == description.revision:
                     self._task.note_kind(batch.kind)
                 self._arrivals.note(reply.stored, reply.expired)
-                self.backlog = max(reply.backlog, 0)
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
                 pending.sent = None
                 return reply

@@ -40,7 +40,7 @@ class UnfinishedPut(Protocol):
 
 
 class Puts(Protocol):
-    """Stores groups exactly once: `Producer`, or that of a task with partitions."""
+    """Stores groups exactly once: `Producer`."""
 
     def put(self, batch: PutBatch) -> tuple[int, ...]:
         """Store groups; returns their ids in order."""

@@ -34,7 +34,7 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.partition_lease import Draw
+from redrb.stream.take.part import Draw
 from redrb.stream.take.taker import batch_timeout
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting

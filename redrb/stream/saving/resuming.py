@@ -89,7 +89,7 @@ def read_directory(directory: Path) -> dict[str, CheckedFile]:
         ConfigError: There is no index, or a file cannot be read.
         DecodeError: The index or a file is damaged, or of another format.
     """
-    index = {task: name for task, (name,) in read_index(directory).files.items()}
+    index = read_index(directory).files
     missing = [name for name in index.values() if not (directory / name).is_file()]
     if missing:
         raise ConfigError(

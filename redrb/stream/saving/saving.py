@@ -91,7 +91,7 @@ def save_tasks(tasks: Mapping[str, TaskStore], directory: Path, *, run: str = ""
     with saving_into(directory) as files:
         for store in tasks.values():
             files.add(partial(save, store))
-        files.commit({task: [name] for task, name in zip(tasks, files.names, strict=True)}, run)
+        files.commit(dict(zip(tasks, files.names, strict=True)), run)
 
 
 def _write(store: TaskStore, file: IO[bytes]) -> TaskEnd:

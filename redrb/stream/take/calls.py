@@ -79,7 +79,6 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
         fates: Counts of all groups, likewise: `redrb/lua/include/outcomes.lua`.
         members: The groups, if the task's order is not that of their ids.
         total_weight: Sum of the weights of all groups that waited.
-        left: Groups that wait still, where a batch was leased for the first time.
         held: False when another consumer has taken over the lease that was to end first.
         incarnation: Incarnation of the task in which the groups were leased.
         entries: Id and payload of each group, in the task's order; None where it is gone.
@@ -96,7 +95,6 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
     members: list[str] = []
     weights: list[float] = []
     total_weight: float = 0.0
-    left: int = 0
     held: bool = True
     incarnation: str = ""
     entries: list[tuple[int, bytes | None]] = []
@@ -198,42 +196,6 @@ class Finish(Call[Literal["ok", "lost"]], frozen=True):
     reason: Cause = NO_CAUSE
     samples: int = 0
     ends: bool = True
-
-
-class LookReply(msgspec.Struct, frozen=True):
-    """The reply to a look at a partition.
-
-    Attributes:
-        outcome: "found"; "gone": the task was deleted, or has other settings; "more": the consumer
-            group is joining, groups are being sorted, or there are more to look through: look
-            again, with `search`; "drawn": the task's order draws, and takes no query.
-        free: Groups that the waiter may take now, at most `request.count` with a query.
-        search: Where a look with a query goes on.
-    """
-
-    outcome: Literal["found", "gone", "more", "drawn"]
-    free: int = 0
-    search: Search | None = None
-
-
-class Look(Call[LookReply], frozen=True):
-    """Count groups for a take of several partitions, and queue for more; nothing is leased.
-
-    Attributes:
-        request: `least`: groups for which the waiter is woken, and which are reserved for it until
-            then; `count`: groups that it can use.
-        ttl_ms: How long the place in the queue is kept; 0: leave the queue.
-        revision: Of the task's settings, as this process knows them.
-        search: Of the last reply, if that was "more".
-    """
-
-    script: ClassVar = "take/look"
-    group: str
-    waiter: str
-    request: TakeRequest
-    ttl_ms: int
-    revision: str
-    search: Search | None = None
 
 
 class Freshness(Page, frozen=True):

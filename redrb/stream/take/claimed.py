@@ -10,7 +10,7 @@ from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.partition_lease import Draw, Expiry, Holder, PartitionLease
+from redrb.stream.take.part import Draw, Expiry, Holder, LeasePart
 from redrb.stream.take.rollout_reading import is_rollouts, read_rollouts
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
@@ -34,7 +34,7 @@ def claimed_part(
     draw: Draw | None = None,
     first_ids: Mapping[int, int] | None = None,
     least: int | None = None,
-) -> PartitionLease | None:
+) -> LeasePart | None:
     """Return the part of a lease that holds claimed entries.
 
     Groups that cannot be decoded go to the dead letters, with the reason.
@@ -82,7 +82,7 @@ def claimed_part(
         raise
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
-        return PartitionLease(
+        return LeasePart(
             store.task,
             good,
             holder,
@@ -93,8 +93,6 @@ def claimed_part(
             rollouts=rollouts,
             origin=Origin(store, consumer.group, incarnation),
             first_ids=first_ids or {},
-            number=store.number,
-            numbering=store.numbering,
         )
     if good or not bad:
         holder.release(ids)

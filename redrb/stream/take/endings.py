@@ -11,14 +11,14 @@ from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError, StoreUnavailable
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.take.part import LeasePart
 
-Chosen: TypeAlias = list[tuple[PartitionLease, tuple[int, ...]]]
+Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
 """Groups of a lease: parts, and ids in each."""
 
-Errors: TypeAlias = dict[PartitionLease, LeaseLost | StoreError]
+Errors: TypeAlias = dict[LeasePart, LeaseLost | StoreError]
 
-Pages: TypeAlias = dict[PartitionLease, deque[tuple[int, ...]]]
+Pages: TypeAlias = dict[LeasePart, deque[tuple[int, ...]]]
 """The groups that are still to be ended, by part."""
 
 
@@ -56,7 +56,7 @@ def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Error
                 _finish(outcome, part, pages, request, reason, errors)
 
 
-def acknowledge_part(part: PartitionLease, ids: tuple[int, ...]) -> None:
+def acknowledge_part(part: LeasePart, ids: tuple[int, ...]) -> None:
     """Acknowledge groups of one part, and raise its error."""
     for error in end_parts("ack", [(part, ids)]).values():
         raise error
@@ -78,7 +78,7 @@ def _others_than_decided(outcome: Outcome, chosen: Chosen, errors: Errors) -> Ch
     return others
 
 
-def _named(part: PartitionLease, error: LeaseLost | StoreError | None) -> LeaseLost:
+def _named(part: LeasePart, error: LeaseLost | StoreError | None) -> LeaseLost:
     """Return the error that names the decided groups of a part, and those of its own error."""
     lost = tuple(seq for ids in part.decided.values() for seq in ids)
     why = f"an earlier call, which was cut off, has {' and '.join(part.decided)} them."
@@ -101,7 +101,7 @@ def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors)
     """End all parts whose servers answer at once; pages of the others stay in `left`."""
     turn = list(left)
     while turn:
-        sent: dict[PartitionLease, Request[str]] = {}
+        sent: dict[LeasePart, Request[str]] = {}
         try:
             with Deadline(at_most=GRACE_S, repeat_s=0.0):
                 for part in turn:
@@ -121,7 +121,7 @@ def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors)
 
 def _finish(
     outcome: Outcome,
-    part: PartitionLease,
+    part: LeasePart,
     pages: deque[tuple[int, ...]],
     request: Request[str],
     reason: Cause,

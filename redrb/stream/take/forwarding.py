@@ -13,7 +13,7 @@ from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
-from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.take.part import LeasePart
 from redrb.stream.task.origin import Origin, SourceGroup
 
 ForwardedGroup: TypeAlias = BufferItem | Sequence[BufferItem] | Experience | None
@@ -56,7 +56,7 @@ class Forwarded:
         groups: Their samples; None: filter the group.
     """
 
-    part: PartitionLease
+    part: LeasePart
     seqs: list[int]
     groups: list[list[BufferItem] | None]
 
@@ -78,10 +78,10 @@ class Forwarded:
 
 
 def store_in_turn(
-    parts: Sequence[tuple[PartitionLease, Mapping[Name, int], Target]],
+    parts: Sequence[tuple[LeasePart, Mapping[Name, int], Target]],
     chosen: Mapping[Name, list[BufferItem] | None],
     options: ForwardOptions,
-) -> tuple[dict[Name, int | None], list[tuple[PartitionLease, tuple[int, ...]]]]:
+) -> tuple[dict[Name, int | None], list[tuple[LeasePart, tuple[int, ...]]]]:
     """Store the chosen groups in their next tasks, one part of the lease after the other.
 
     Args:

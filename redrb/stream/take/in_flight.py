@@ -16,7 +16,7 @@ from redrb.stream.steps import Steps
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.partition_lease import PartitionLease
+from redrb.stream.take.part import LeasePart
 
 if TYPE_CHECKING:
     from redrb.stream.take.taker import Taker
@@ -39,7 +39,7 @@ class TakeUnderWay(Protocol):
 
 
 class Takes(Protocol):
-    """Takes full batches: `Taker`, or that of a task with partitions."""
+    """Takes full batches: `Taker`."""
 
     def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none."""
@@ -62,7 +62,7 @@ class InFlightTake:
     _slot: Slot
     _request: TakeRequest
     _sent: Request[TakeReply]
-    _before: PartitionLease | None
+    _before: LeasePart | None
     seen: TakeReply | None = None
     _unread: bool = True
     _reply: TakeReply | None = None  # of a batch that was received and has no lease yet

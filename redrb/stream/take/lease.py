@@ -27,7 +27,7 @@ from redrb.stream.take.forwarding import (
     chosen_groups,
     store_in_turn,
 )
-from redrb.stream.take.partition_lease import Expiry, PartitionLease
+from redrb.stream.take.part import Expiry, LeasePart
 
 Ids = TypeVar("Ids")
 
@@ -41,7 +41,7 @@ class PartsLease(Entered, Generic[Ids]):
     and the same call goes on with these.
     """
 
-    def __init__(self, parts: Sequence[PartitionLease]) -> None:
+    def __init__(self, parts: Sequence[LeasePart]) -> None:
         self._parts = tuple(parts)
         self._misfits: Chosen = []
         self._lost: dict[str, LeaseLost] = {}
@@ -220,11 +220,11 @@ class PartsLease(Entered, Generic[Ids]):
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
         """End groups of all parts, then raise the error of those that were not ended."""
-        unfinished: dict[PartitionLease, StoreError] = {}
+        unfinished: dict[LeasePart, StoreError] = {}
         for part, error in end_parts(outcome, chosen, reason).items():
             if isinstance(error, LeaseLost):
                 before = self._lost.get(part.task)
-                ids = (*(before.ids if before else ()), *part.names(error.ids))
+                ids = (*(before.ids if before else ()), *error.ids)
                 self._lost[part.task] = LeaseLost(task=part.task, ids=ids, why=error.why)
             else:
                 unfinished[part] = error
@@ -236,16 +236,11 @@ class PartsLease(Entered, Generic[Ids]):
                 lost[0].add_note(str(further))
             raise lost[0]
 
-    def _unfinished(self, errors: Mapping[PartitionLease, StoreError]) -> StoreError:
+    def _unfinished(self, errors: Mapping[LeasePart, StoreError]) -> StoreError:
         """Return the error of parts that could not be ended, and are still leased."""
         error, *others = errors.values()
         if isinstance(error, StoreUnavailable) and len(self._parts) > 1:
-            names = ", ".join(
-                f"partition {part.number} of task {part.task!r}"
-                if part.numbering.partitions > 1
-                else f"task {part.task!r}"
-                for part in errors
-            )
+            names = ", ".join(f"task {part.task!r}" for part in errors)
             error = StoreUnavailable(
                 f"groups of {names} were not ended, and are still leased; all others were ended. "
                 f"Repeat the call: it goes on with these. {error}",
@@ -265,7 +260,7 @@ class PartsLease(Entered, Generic[Ids]):
             for part in self._parts
             if (ids := tuple(seq for other, seq in found if other is part))
         ]
-        misfitting = tuple(name for part, ids in self._misfits for name in part.names(ids))
+        misfitting = tuple(seq for _, ids in self._misfits for seq in ids)
         if any(part.rollouts for part in self._parts):  # they may fit with another reader
             self._misfits, self._unfit_rollouts = [], error
             error.add_note(
@@ -304,30 +299,20 @@ class Lease(PartsLease[Collection[int]]):
     and the others are requeued unharmed.
     """
 
-    def __init__(self, parts: Sequence[PartitionLease], incarnation: str = "") -> None:
-        """Make a lease.
-
-        Args:
-            parts: Its parts, of one partition of the task or several.
-            incarnation: Incarnation of the whole task; "": that of the only partition.
-        """
-        super().__init__(parts)
-        self._incarnation = incarnation
-
     @property
-    def parts(self) -> tuple[PartitionLease, ...]:
+    def parts(self) -> tuple[LeasePart, ...]:
         """The parts of the lease, each with its holder in Redis."""
         return self._parts
 
     @property
     def ids(self) -> tuple[int, ...]:
         """Ids of the groups that are still leased, in the order of the batch."""
-        return tuple(name for part in self._parts for name in part.names(part.layouts))
+        return tuple(seq for part in self._parts for seq in part.layouts)
 
     @property
     def incarnation(self) -> str:
         """Incarnation of the task in which the groups were leased; `settle` asks for it."""
-        return self._incarnation or self._parts[0].incarnation
+        return self._parts[0].incarnation
 
     @property
     def layouts(self) -> dict[int, GroupLayout]:
@@ -337,18 +322,14 @@ class Lease(PartsLease[Collection[int]]):
     @property
     def expiries(self) -> dict[int, Expiry | None]:
         """Why groups that were taken with status EXPIRED expired; None if put as expired."""
-        return {
-            name: part.expiries[seq]
-            for part in self._parts
-            for seq, name in zip(part.expiries, part.names(part.expiries), strict=True)
-        }
+        return {seq: expiry for part in self._parts for seq, expiry in part.expiries.items()}
 
     @property
     def probabilities(self) -> list[float]:
         """Probability with which each group was the first to be drawn, for orders that draw.
 
         Raises:
-            ConfigError: The task's order does not draw, or the task has partitions.
+            ConfigError: The task's order does not draw.
         """
         weights, total = self._draw()
         return [weight / total if total else 0.0 for weight in weights]
@@ -362,7 +343,7 @@ class Lease(PartsLease[Collection[int]]):
         largest.
 
         Raises:
-            ConfigError: The task's order does not draw, or the task has partitions.
+            ConfigError: The task's order does not draw.
             LeaseLost: The lease has ended.
         """
         self._check_held()
@@ -374,11 +355,6 @@ class Lease(PartsLease[Collection[int]]):
 
     def _draw(self) -> tuple[list[float], float]:
         """Return the weight of each group, and the sum of all that waited."""
-        if any(part.numbering.partitions > 1 for part in self._parts):
-            raise ConfigError(
-                "a task with partitions tells no probabilities: each partition draws by its own "
-                "weights, and the partitions are chosen in turn."
-            )
         draws = [part.draw for part in self._parts if part.draw is not None]
         if len(draws) < len(self._parts):
             raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
@@ -427,7 +403,7 @@ class Lease(PartsLease[Collection[int]]):
             raise ConfigError(f"stream={stream!r:.80}: give the ExperienceStream of the next task.")
         options = ForwardOptions(priority=priority, status=status, tags=tags)
         chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
-        parts = [(part, part.named, stream) for part in self._parts]
+        parts = [(part, {seq: seq for seq in part.layouts}, stream) for part in self._parts]
         with Deadline(timeout):
             ids, stored = store_in_turn(parts, chosen, options)
         self._end_parts("ack", stored, NO_CAUSE)
@@ -445,16 +421,12 @@ def _cause(method: str, reason: object) -> Cause:
     return Cause.of(reason)
 
 
-def select(parts: Sequence[PartitionLease], ids: Collection[int]) -> Chosen:
+def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:
     """Find groups of one task, by id, in the parts of a lease; raises ConfigError for others."""
     wanted = dict.fromkeys(checked_ids(ids))
-    held = [(part, part.named) for part in parts]
-    known = {name for _, named in held for name in named}
-    if not wanted.keys() <= known:
-        unknown = sorted(wanted.keys() - known)
-        every = [name for _, named in held for name in named]
+    every = [seq for part in parts for seq in part.layouts]
+    unknown = sorted(wanted.keys() - {*every})
+    if unknown:
         raise ConfigError(f"groups {unknown} are not in this lease; it holds {every}.")
-    chosen = [
-        (part, tuple(named[each] for each in wanted if each in named)) for part, named in held
-    ]
+    chosen = [(part, tuple(seq for seq in wanted if seq in part.layouts)) for part in parts]
     return [(part, found) for part, found in chosen if found]

@@ -14,7 +14,7 @@ from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.partition_lease import Draw, PartitionLease
+from redrb.stream.take.part import Draw, LeasePart
 from redrb.stream.task.never_full import never_full
 from redrb.stream.task.queries import no_query
 from redrb.stream.task.store import QUEUE_TTL_MS
@@ -195,7 +195,7 @@ class Taker:
                 return False
         return True
 
-    def note_acknowledged(self, before: PartitionLease, slot: Slot, reply: TakeReply) -> None:
+    def note_acknowledged(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
         """Close the lease that a take has acknowledged.
 
         Raises:
@@ -208,7 +208,7 @@ class Taker:
             slot.requeue([seq for seq, _ in reply.entries])
         before.note_ended(before.ids, "" if reply.held else before.holder.loss)
 
-    def _part_of(self, ack: Lease | None) -> PartitionLease | None:
+    def _part_of(self, ack: Lease | None) -> LeasePart | None:
         """Return the part of a lease to acknowledge; it must be held by this consumer."""
         if ack is None:
             return None
@@ -223,9 +223,7 @@ class Taker:
             acknowledge_part(part, page)
         return part
 
-    def _full_batch(
-        self, slot: Slot, request: TakeRequest, before: PartitionLease | None
-    ) -> TakeReply:
+    def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:
         """Ask until the batch is full; returns the reply "taken", or "late"."""
         expired, deadline, search = 0, here(), None
         while True:
@@ -291,7 +289,7 @@ class Taker:
         slot: Slot,
         request: TakeRequest,
         ttl_ms: int,
-        before: PartitionLease | None,
+        before: LeasePart | None,
         waiter: str = "",
         *,
         report: bool,

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.stream.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply
+from redrb.stream.task.lookup import existing_task, unknown_task
 from redrb.stream.task.settings import (
     BOUNDED_TWICE,
     UNVERSIONED,
@@ -18,7 +20,14 @@ from redrb.stream.task.settings import (
     stored_names,
 )
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import caller, check_changes, read_fields, settings_in
+from redrb.stream.task.stored_settings import (
+    StoredSettings,
+    caller,
+    check_changes,
+    read_fields,
+    read_settings,
+    settings_in,
+)
 
 
 def open_task(store: TaskStore, call: Open) -> OpenReply | None:
@@ -80,6 +89,26 @@ def configure(store: TaskStore, changes: Mapping[str, Any]) -> ConfigureReply | 
                 _check(store, after)
                 return after
             store.refused(before["revision"])
+
+
+def changed_settings(
+    client: Client, task: str, namespace: str, changes: Mapping[str, Any]
+) -> StoredSettings:
+    """Change settings of a task that is not open, and return those that it has then.
+
+    Raises:
+        UnknownTask: There is no such task.
+        ConfigError: A setting cannot change, or cannot have this value.
+    """
+    if changes:
+        check_changes(changes)
+    store = existing_task(client, task, namespace=namespace)
+    if changes:
+        configure(store, changes)
+    found = read_settings(store)
+    if found is None:  # another process has deleted it meanwhile
+        raise unknown_task(client, namespace, task)
+    return found
 
 
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from redrb.errors import ConfigError, DecodeError, StoreError
 from redrb.stream.task.calls import DropLetters, Requeue
 from redrb.stream.task.entries import texts_of
-from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import Reading
 
 if TYPE_CHECKING:
     from redrb.experience import BufferItem
 
-
-T = TypeVar("T")
-
 LETTERS_OF_A_CALL = 20
 """Most dead letters that one script call requeues or deletes."""
 
 
-def requeue(reach: Reach, group: str, ids: Iterable[int]) -> dict[int, int]:
-    """Put dead letters again, by their ids, in all partitions of a task; returns new ids by old.
+def requeue(store: TaskStore, group: str, ids: Iterable[int]) -> dict[int, int]:
+    """Put dead letters again, by their ids; returns new ids by old.
 
     Args:
         ids: Their ids; those without a letter, and 0, are left out.
@@ -36,57 +30,32 @@ def requeue(reach: Reach, group: str, ids: Iterable[int]) -> dict[int, int]:
     Raises:
         ConfigError: A letter has no place in the order that the task has now.
     """
-
-    def requeue_in(store: TaskStore, ids: Sequence[int]) -> dict[int, int]:
-        found: list[tuple[int, int]] = []
-        for seqs in texts_of(ids, LETTERS_OF_A_CALL):
-            for page in store.pages(Requeue(group, seqs)):
-                if page.unsortable is not None:
-                    raise _no_place(store.task, *page.unsortable)
-                found += page.ids
-        before, now = ([pair[side] for pair in found] for side in (0, 1))
-        names = partial(store.numbering.ids, store.number)
-        return dict(zip(names(before), names(now), strict=True))
-
-    return {
-        old: new for each in _in_each(requeue_in, reach, sorted(ids)) for old, new in each.items()
-    }
+    found: dict[int, int] = {}
+    for seqs in texts_of(sorted({seq for seq in ids if seq > 0}), LETTERS_OF_A_CALL):
+        for page in store.pages(Requeue(group, seqs)):
+            if page.unsortable is not None:
+                raise _no_place(store.task, *page.unsortable)
+            found |= dict(page.ids)
+    return found
 
 
-def drop_letters(reach: Reach, group: str, ids: Iterable[int]) -> int:
-    """Delete dead letters in all partitions of a task for good; returns how many.
+def drop_letters(store: TaskStore, group: str, ids: Iterable[int]) -> int:
+    """Delete dead letters of a task for good; returns how many.
 
     Args:
         ids: Their ids; 0 stands for all groups in parts that were never put.
     """
-    ids = dict.fromkeys(ids)
-    every = range(len(reach.stores) if 0 in ids else 0)
-    unput = reach.each(every, lambda number: _drop_unput(reach.stores[number]))
-
-    def drop_in(store: TaskStore, ids: Sequence[int]) -> int:
-        pages = texts_of(ids, LETTERS_OF_A_CALL)
-        return sum(store.call(DropLetters(group, seqs)) for seqs in pages)
-
-    return sum(unput.values()) + sum(_in_each(drop_in, reach, ids))
+    wanted = dict.fromkeys(ids)
+    dropped = _drop_unput(store) if 0 in wanted else 0
+    pages = texts_of([seq for seq in wanted if seq > 0], LETTERS_OF_A_CALL)
+    return dropped + sum(store.call(DropLetters(group, seqs)) for seqs in pages)
 
 
 def _drop_unput(store: TaskStore) -> int:
     """Delete the dead letters of groups in parts, which no consumer group gave up."""
-    entries = [fields[b"entry"].decode() for letter, fields in _each(store) if not letter.id]
+    entries = [fields[b"entry"].decode() for letter, fields in letters_in(store) if not letter.id]
     pages = texts_of(entries, LETTERS_OF_A_CALL)
     return sum(store.call(DropLetters("", page)) for page in pages)
-
-
-def _in_each(
-    change: Callable[[TaskStore, Sequence[int]], T], reach: Reach, ids: Iterable[int]
-) -> list[T]:
-    """Call a function in each partition, with the numbers of its letters; returns what it does."""
-    places = reach.stores[0].numbering.by_partition(dict.fromkeys(ids))
-
-    def change_in(number: int) -> T:
-        return change(reach.stores[number], [seq for seq in places[number] if seq > 0])
-
-    return list(reach.each(places, change_in).values())
 
 
 def _no_place(task: str, order: str, former: str) -> ConfigError:
@@ -145,7 +114,7 @@ class DeadLetter:
 
 
 def find_letters(
-    stores: Sequence[TaskStore],
+    store: TaskStore,
     *,
     group: str | None = None,
     text: str = "",
@@ -160,7 +129,7 @@ def find_letters(
         ids: Their ids; none given: any.
         unput: Also those of groups in parts, which no consumer group gave up.
     """
-    for letter, _ in letters_in(stores):
+    for letter, _ in letters_in(store):
         told = (letter.reason, letter.message, letter.exception or "")
         if (
             (group in (None, letter.group) or (unput and not letter.group))
@@ -170,18 +139,12 @@ def find_letters(
             yield letter
 
 
-def letters_in(
-    stores: Sequence[TaskStore],
-) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
-    """Yield all dead letters of some partitions, newest first, and the fields of each entry.
+def letters_in(store: TaskStore) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
+    """Yield all dead letters of a task, newest first, and the fields of each entry.
 
     They are read in pages, and have no samples. An entry that redrb did not write is passed over,
     and logged. The field `entry` is the id of the entry.
     """
-    return heapq.merge(*map(_each, stores), key=lambda found: found[0].time, reverse=True)
-
-
-def _each(store: TaskStore) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]]:
     newest, count = "+", 1
     while True:
         page = store.client.execute("XREVRANGE", store.keys.dead, newest, "-", "COUNT", count)
@@ -191,8 +154,7 @@ def _each(store: TaskStore) -> Iterator[tuple[DeadLetter, Mapping[bytes, bytes]]
             except StoreError as error:
                 _log.warning("dead letter %s is passed over: %s", entry_id.decode(), error)
                 continue
-            (name,) = store.numbering.ids(store.number, [letter.id])
-            yield replace(letter, id=letter.id and name), fields
+            yield letter, fields
         if len(page) < count:
             return
         largest = max(sum(map(len, flat)) for _, flat in page)

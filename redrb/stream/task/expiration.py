@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Self, get_args
+from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 
@@ -85,19 +84,6 @@ class StalenessReport:
     taken_newest: Staleness
     taken_in_flight: Staleness
     taken_queued: Staleness
-
-    @classmethod
-    def summed(cls, parts: Sequence[Self]) -> Self:
-        """Return the report of a task as the sum of those of its partitions."""
-
-        def summed(name: str) -> Staleness:
-            groups: Counter[int] = Counter()
-            for part in parts:
-                groups.update(getattr(part, name).histogram)
-            return Staleness(dict(groups))
-
-        names = [field.name for field in fields(cls) if field.name != "current_version"]
-        return cls(max(part.current_version for part in parts), *map(summed, names))
 
 
 class Expiration:

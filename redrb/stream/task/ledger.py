@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from redrb.experience import Status
 
 _LARGEST = ("joined", "version", "consumers")
-"""Counters of partitions that are not added."""
+"""Counters of several tasks that are not added."""
 
-_COMPOUND = ("ledger", "waiting", "admission", "parts", "missing_partitions")
+_COMPOUND = ("ledger", "waiting", "admission", "parts")
 """Attributes that are no counters."""
 
 
@@ -147,7 +147,7 @@ class PartStats:
 
     @classmethod
     def summed(cls, several: Sequence[PartStats | None]) -> PartStats | None:
-        """Return the sums of all partitions; None if no group was put in parts."""
+        """Return the sums of several tasks; None if no group was put in parts."""
         found = [each for each in several if each is not None]
         if not found:
             return None
@@ -183,7 +183,6 @@ class StreamStats:
         waiting: Waiting groups by status; a status without groups is left out.
         admission: The rights to begin groups; None in a task without `groups_per_version`.
         parts: The groups that come in parts; None if there was none.
-        missing_partitions: Partitions that could not be reached: their groups are not counted.
     """
 
     ledger: Ledger
@@ -208,18 +207,13 @@ class StreamStats:
     waiting: Mapping[Status, int] = field(default_factory=dict)
     admission: AdmissionStats | None = None
     parts: PartStats | None = None
-    missing_partitions: tuple[int, ...] = ()
 
     @classmethod
-    def summed(cls, parts: Sequence[StreamStats], missing: Sequence[int] = ()) -> StreamStats:
-        """Return the counters of a task as the sum of those of its partitions.
+    def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
+        """Return the sum of the counters of several tasks on which the same processes work.
 
-        Consumer group and weight version are the same in all partitions; a consumer has a heartbeat
-        in each partition, so the largest number of consumers counts. `missing` are partitions that
-        could not be reached.
+        A consumer has a heartbeat in each task, so the largest number of consumers counts.
         """
-        if len(parts) == 1 and not missing:
-            return parts[0]
         ledgers = [part.ledger.as_dict() for part in parts]
         ledger = Ledger(**{name: sum(one[name] for one in ledgers) for name in Ledger.__slots__})
         waiting: Counter[Status] = Counter()
@@ -230,14 +224,11 @@ class StreamStats:
             for name in cls.__slots__
             if name not in _COMPOUND
         }
-        admission = parts[0].admission if len(parts) == 1 else None  # partitions have none
         in_parts = PartStats.summed([part.parts for part in parts])
         return cls(
             ledger=ledger,
             waiting=dict(waiting),
-            admission=admission,
             parts=in_parts,
-            missing_partitions=tuple(missing),
             **counters,
         )
 
@@ -254,6 +245,5 @@ class StreamStats:
             waiting={status: groups for status, groups in waiting.items() if groups},
             admission=AdmissionStats.of(counters),
             parts=PartStats.of(counters),
-            missing_partitions=(),
             **{name: counters.get(name, 0) for name in others},
         )

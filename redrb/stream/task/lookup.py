@@ -19,7 +19,6 @@ from redrb.keys import TaskKeys, is_task
 from redrb.registry import Registry
 from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.reach import Reach
 from redrb.stream.task.store import TaskStore
 
 NAMES_COMPARED: Final = 2000
@@ -79,8 +78,8 @@ def _similarity(name: str, task: str) -> float:
     return difflib.SequenceMatcher(None, name, task).ratio()
 
 
-def existing_task(client: Client, task: str, *, namespace: str) -> list[TaskStore]:
-    """Return the stores of all partitions of a task; of one without partitions, its only store.
+def existing_task(client: Client, task: str, *, namespace: str) -> TaskStore:
+    """Return the store of a task.
 
     Raises:
         UnknownTask: There is no such task; the message names similar ones.
@@ -95,29 +94,16 @@ def existing_task(client: Client, task: str, *, namespace: str) -> list[TaskStor
                 "again."
             )
         raise unknown_task(client, namespace, task)
-    return TaskStore.of_partitions(client, namespace, task, store.partitions)
+    return store
 
 
 def task_stats(client: Client, task: str, *, namespace: str, group: str) -> StreamStats:
-    """Return a task's counters as a consumer group sees them; those of partitions are added up.
-
-    Partitions that cannot be reached are left out, and named; partition 0 must be reached.
-
-    Raises:
-        UnknownTask: There is no such task.
-    """
-    return summed_stats(Reach(existing_task(client, task, namespace=namespace)), group)
-
-
-def summed_stats(reach: Reach, group: str) -> StreamStats:
-    """Return the counters of a task, the sum of those of the partitions that can be reached."""
-    parts = reach.ask(lambda number: stats_of(reach.stores[number], group))
-    missing = [number for number in range(len(reach.stores)) if number not in parts]
-    return StreamStats.summed(list(parts.values()), missing)
+    """Return a task's counters as a consumer group sees them; raises UnknownTask."""
+    return stats_of(existing_task(client, task, namespace=namespace), group)
 
 
 def stats_of(store: TaskStore, group: str) -> StreamStats:
-    """Return the counters of a task, or of a partition, as a consumer group sees them."""
+    """Return the counters of a task as a consumer group sees them."""
     figures = store.call(Stats(group))
     return StreamStats.of(figures or {})
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.registry import Registry
 from redrb.stream.task.calls import Clear
-from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.lookup import existing_task, stats_of
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import caller
@@ -55,16 +53,10 @@ class TaskContents:
 
 def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
     """Return the contents of a task; raises UnknownTask if there is no such task."""
-    stores = existing_task(client, task, namespace=namespace)
-    names = {
-        member.decode(errors="backslashreplace")
-        for store in stores
-        for member in store.client.execute("SMEMBERS", store.keys.groups)
-    }
-    parts = {
-        name: [stats_of(store, name) for store in stores] for name in sorted(names) or ["default"]
-    }
-    stats = {name: StreamStats.summed(each) for name, each in parts.items()}
+    store = existing_task(client, task, namespace=namespace)
+    members = store.client.execute("SMEMBERS", store.keys.groups)
+    names = {member.decode(errors="backslashreplace") for member in members}
+    stats = {name: stats_of(store, name) for name in sorted(names) or ["default"]}
     whole = next(iter(stats.values()))
     return TaskContents(
         task=task,
@@ -75,7 +67,7 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         makers=whole.makers,
         consumer_groups=tuple(
             GroupContents(
-                name, one.ledger.waiting, one.ledger.leased, _consumers(stores, name, parts[name])
+                name, one.ledger.waiting, one.ledger.leased, _consumers(store, name, one.consumers)
             )
             for name, one in stats.items()
             if name in names
@@ -84,7 +76,7 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
 
 
 def remove_task(client: Client, task: str, *, namespace: str) -> int:
-    """Delete a task with all its partitions, the first one last; returns the groups stored.
+    """Delete a task; returns the number of groups that were stored.
 
     Processes that use it are not looked for: `redrb/watch/state/alive.py` does that. A process that
     uses the task later creates it anew, unless it has opened the task with `create=False`.
@@ -92,14 +84,14 @@ def remove_task(client: Client, task: str, *, namespace: str) -> int:
     Raises:
         UnknownTask: There is no such task.
     """
-    stores = existing_task(client, task, namespace=namespace)
-    stored = sum(clear(store) for store in reversed(stores))
-    forget_name(client, namespace, stores[0])
+    store = existing_task(client, task, namespace=namespace)
+    stored = clear(store)
+    forget_name(client, namespace, store)
     return stored
 
 
 def clear(store: TaskStore) -> int:
-    """Delete a task, or one partition of it; returns the number of groups that were stored.
+    """Delete a task; returns the number of groups that were stored.
 
     A call that is repeated after a broken connection deletes no task that was created since.
     """
@@ -119,21 +111,9 @@ def forget_name(client: Client, namespace: str, store: TaskStore) -> None:
         registry.add("task", store.task)
 
 
-def _consumers(
-    stores: Sequence[TaskStore], group: str, stats: Sequence[StreamStats]
-) -> tuple[str, ...]:
+def _consumers(store: TaskStore, group: str, alive: int) -> tuple[str, ...]:
     """Return the processes of as many consumers as are alive: those with the latest deadlines."""
-    found = (
-        name.decode(errors="backslashreplace").rsplit("-", 1)[0]
-        for store, one in zip(stores, stats, strict=True)
-        for name in store.client.execute(
-            "ZREVRANGEBYSCORE",
-            store.keys.consumers(group),
-            "(+inf",
-            "-inf",
-            "LIMIT",
-            0,
-            one.consumers,
-        )
-    )
-    return tuple(dict.fromkeys(found))
+    key = store.keys.consumers(group)
+    found = store.client.execute("ZREVRANGEBYSCORE", key, "(+inf", "-inf", "LIMIT", 0, alive)
+    names = (name.decode(errors="backslashreplace") for name in found)
+    return tuple(dict.fromkeys(name.rsplit("-", 1)[0] for name in names))

@@ -37,7 +37,7 @@ STORED_DEFAULTS = {
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
-EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
+EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None}
 """Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
 
 BOUNDED_TWICE = "give a limit (puts wait) or a capacity (puts evict), not both"
@@ -61,7 +61,6 @@ class Setting:
         text: Returns what Redis keeps as users write it.
         parsed: Returns the value of what a user writes; ValueError: it is not of this form.
         form: What users write, for errors.
-        divided: Whether each partition has a part of it, as of limits of the whole task.
         fixed: Why it cannot change while the task exists; "": it can.
     """
 
@@ -70,18 +69,16 @@ class Setting:
     text: Callable[[str], str] = str
     parsed: Callable[[str], Any] = str
     form: str = ""
-    divided: bool = False
     fixed: str = ""
 
 
-def whole_number(least: int, *, divided: bool = False, fixed: str = "") -> Setting:
+def whole_number(least: int, *, fixed: str = "") -> Setting:
     """Return a setting that is an int, and its smallest value."""
     return Setting(
         lambda name, value: str(checked_int(name, value, least)),
         value=int,
         parsed=int,
         form="a number, or none",
-        divided=divided,
         fixed=fixed,
     )
 
@@ -116,11 +113,11 @@ def checked_order(order: object) -> Order:
 
 SETTINGS: Mapping[str, Setting] = {
     "order": Setting(lambda _, order: checked_order(order).name),
-    "limit": whole_number(0, divided=True),
-    "max_waiting": whole_number(0, divided=True),
-    "max_bytes": whole_number(0, divided=True),
+    "limit": whole_number(0),
+    "max_waiting": whole_number(0),
+    "max_bytes": whole_number(0),
     "max_deliveries": whole_number(1),
-    "max_dead": whole_number(0, divided=True),
+    "max_dead": whole_number(0),
     "max_staleness": whole_number(0),
     "max_token_staleness": whole_number(0),
     "on_expired": _choice(get_args(OnExpired)),
@@ -129,7 +126,7 @@ SETTINGS: Mapping[str, Setting] = {
         fixed="the reads that stored groups have had are counted by the old number. Use another "
         "task, or clear() this one",
     ),
-    "capacity": whole_number(1, divided=True),
+    "capacity": whole_number(1),
     "eviction": _choice(get_args(Eviction)),
     "tags": Setting(
         lambda _, names: json.dumps(declare_tags(names)),
@@ -137,19 +134,11 @@ SETTINGS: Mapping[str, Setting] = {
         text=lambda stored: ",".join(json.loads(stored)),
         parsed=lambda text: [tag for tag in text.split(",") if tag],
     ),
-    "partitions": whole_number(
-        1,
-        fixed="every process finds a group by the partition that its id names. Forward its groups "
-        "into another task, as docs/how-to/partitions.md shows",
-    ),
     "groups_per_version": Setting(
         _stored_groups, value=float, parsed=float, form="a number, or none"
     ),
 }
 """All settings of a task, by name, in the order of the fields of `TaskSettings`."""
-
-DIVIDED = tuple(name for name, setting in SETTINGS.items() if setting.divided)
-"""Limits of the whole task, of which each partition has a part."""
 
 
 def stored_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -178,7 +167,6 @@ class SettingArguments(TypedDict, total=False):
     capacity: int | None
     eviction: Eviction | None
     tags: Sequence[str] | None
-    partitions: int | None
     groups_per_version: float | None
 
 
@@ -214,8 +202,6 @@ class TaskSettings:
         eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
             "oldest" (by arrival, default) or "stalest".
         tags: Names of the tags that queries may use. Default: none.
-        partitions: Parts into which the groups are divided, on different nodes of a cluster;
-            default 1. Every process must give the same number: see docs/how-to/partitions.md.
         groups_per_version: Fewest groups that trainers train for each weight version, which
             `admit` needs beside `max_staleness`. In a mixture, the task's share of them, such as
             22.4. Default: none, then `admit` waits until a process gives it. See
@@ -235,7 +221,6 @@ class TaskSettings:
     capacity: int | None = None
     eviction: Eviction | None = None
     tags: Sequence[str] | None = None
-    partitions: int | None = None
     groups_per_version: float | None = None
 
     def as_stored(self) -> dict[str, str]:
@@ -255,8 +240,6 @@ class TaskSettings:
             for name, only in EXCLUDED_BY_ADMISSION.items():
                 if (value := getattr(self, name)) not in (None, only):
                     raise excluded_by_admission(name, value)
-        if stored.get("partitions") == "1":
-            del stored["partitions"]  # a task without partitions
         if self.order is not None:
             stored["sampled"] = str(int(checked_order(self.order).sampled))
         return stored

@@ -13,9 +13,7 @@ from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
 from redrb.lua.calls import Call, Page
 from redrb.lua.scripts import scripted_request
-from redrb.stream.task.entries import Numbering
 from redrb.stream.task.wakes import wait_for_any
-from redrb.unpacking import Reading
 
 P = TypeVar("P", bound=Page)
 R = TypeVar("R")
@@ -29,18 +27,13 @@ MOST_REFUSALS = 3
 
 
 class TaskStore:
-    """A client bound to the keys of one task, or of one partition of it; safe among threads.
+    """A client bound to the keys of one task; safe among threads.
 
     Attributes:
         client: The client for the node that holds the task.
-        number: Number of the partition.
-        numbering: Ids of the whole task.
     """
 
-    def __init__(
-        self, client: Client, task: str, keys: TaskKeys, number: int = 0, partitions: int = 1
-    ) -> None:
-        self.number, self.numbering = number, Numbering(partitions)
+    def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
         self.client = client.at(keys.stream)
         self.task = task
         self.keys = keys
@@ -50,21 +43,6 @@ class TaskStore:
     def of(cls, client: Client, namespace: str, task: str) -> Self:
         """Return the store of a task; raises ConfigError for a name that is not usable."""
         return cls(client, task, TaskKeys.of(namespace, task))
-
-    @classmethod
-    def of_partitions(cls, client: Client, namespace: str, task: str, count: int) -> list[Self]:
-        """Return the stores of all partitions of a task; of a task without, its own store."""
-        return [
-            cls(client, task, TaskKeys.of_partition(namespace, task, each, count), each, count)
-            for each in range(count)
-        ]
-
-    @property
-    def partitions(self) -> int:
-        """Number of partitions that the task has now, from Redis; 1 if there is no such task."""
-        stored = self.client.execute("HGET", self.keys.task, "partitions")
-        with Reading(f"the number of partitions of task {self.task!r}"):
-            return int(stored or 1)
 
     def call(self, call: Call[R], *beside: bytes) -> R:
         """Run the script of a call on this task, and repeat it while Redis is away.

@@ -15,7 +15,6 @@ from redrb.errors import ConfigError
 from redrb.stream.orders import Fifo
 from redrb.stream.task.settings import (
     DEFAULT_MAX_READS,
-    DIVIDED,
     SETTINGS,
     STORED_NAMES,
     Setting,
@@ -80,45 +79,6 @@ class StoredSettings:
 
 
 @Reading("the settings of a task")
-def settings_of_partitions(parts: Sequence[StoredSettings]) -> StoredSettings:
-    """Return the settings of a task by those of its partitions.
-
-    A change of a limit changes the parts of several partitions. Changes of different parts, one
-    after the other by one process, count as one.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    changes = [change for change in parts[0].changes if change.setting not in DIVIDED]
-    for name in DIVIDED:
-        changes += _changes_of_limit(name, parts)
-    return replace(
-        parts[0],
-        values=summed_settings([part.values for part in parts]),
-        changes=tuple(sorted(changes, key=lambda change: change.time, reverse=True)),
-    )
-
-
-def _changes_of_limit(name: str, parts: Sequence[StoredSettings]) -> Iterator[SettingChange]:
-    """Yield the changes of a limit of the whole task, newest first."""
-    changes = [[each for each in part.changes if each.setting == name] for part in parts]
-    held = [part.values.get(name, "") for part in parts]
-
-    def whole() -> str:
-        return str(sum(map(int, held))) if all(held) else ""
-
-    def call(change: SettingChange) -> tuple[object, ...]:
-        return change.host, change.pid, change.user, bool(change.old), bool(change.new)
-
-    while any(changes):
-        newest = max((each[0] for each in changes if each), key=lambda change: change.time)
-        new = whole()
-        for number, of_part in enumerate(changes):
-            if of_part and call(of_part[0]) == call(newest):
-                held[number] = of_part.pop(0).old
-        yield replace(newest, old=whole(), new=new)
-
-
-@Reading("the settings of a task")
 def shown_settings(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the settings among the fields that Redis keeps of a task, as users write them."""
     return {name: setting.text(stored) for name, setting, stored in _given(fields)}
@@ -129,19 +89,6 @@ def _given(fields: Mapping[str, str]) -> Iterator[tuple[str, Setting, str]]:
     for name, setting in SETTINGS.items():
         if stored := fields.get(name):
             yield name, setting, stored
-
-
-@Reading("the settings of a task")
-def summed_settings(parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the settings of a task by those of its partitions, which have parts of the limits."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    summed = {
-        name: str(sum(int(part.get(name, 0)) for part in parts))
-        for name in DIVIDED
-        if name in parts[0]
-    }
-    return {**parts[0], **summed}
 
 
 def read_settings(store: TaskStore) -> StoredSettings | None:
@@ -174,12 +121,12 @@ def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:
 
 @Reading("the settings of a task")
 def settings_in(fields: Mapping[str, str]) -> TaskSettings:
-    """Return stored settings as arguments of a stream, except the order and the partitions."""
+    """Return stored settings as arguments of a stream, except the order."""
     return TaskSettings(
         **{
             name: setting.value(stored)
             for name, setting, stored in _given(fields)
-            if name not in ("order", "partitions")
+            if name != "order"
         }
     )
 
@@ -192,8 +139,7 @@ def check_whole(fields: Mapping[str, str]) -> None:
         ConfigError: They contradict each other, as those of a new task may not.
     """
     reads = fields.get("max_reads") or fields.get("default_max_reads") or DEFAULT_MAX_READS
-    partitions = int(fields.get("partitions") or 1)
-    whole = replace(settings_in(fields), max_reads=int(reads), partitions=partitions)
+    whole = replace(settings_in(fields), max_reads=int(reads))
     whole.check_whole(fields.get("order") or Fifo.name)
 
 

@@ -62,8 +62,6 @@ class Task:
         weights: Name of the published weights whose newest version the task learns; "": of none.
         newest: The largest version of these weights that this process knows to be published.
         version: Newest weight version that the task knew when it was opened; 0: none.
-        home: Of a further partition the first one, by which the task is found: it is created anew,
-            too, if this one was.
         is_advanced: Whether a trainer of redrb's tells it each version.
         enter_name: Enters the name where others find it, beside the registry; called each time the
             task is opened, as it may have been created anew, in a Redis that has lost its data. If
@@ -71,7 +69,6 @@ class Task:
     """
 
     description: TaskDescription
-    home: Task | None = None
     enter_name: Callable[[], None] | None = None
     version: int = 0
     is_advanced: bool = False
@@ -86,7 +83,6 @@ class Task:
         implied: TaskSettings | None = None,
         weights: str | None = None,
         create: bool = True,
-        like: TaskDescription | None = None,
     ) -> None:
         """Open a task, and create it when it is new.
 
@@ -95,8 +91,6 @@ class Task:
             implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
             create: Whether to create the task when it does not exist.
-            like: Description of a task with the same settings. Nothing is sent then: the task,
-                which cannot be reached, is opened by the first script that can.
 
         Raises:
             UnknownTask: The task does not exist, and `create` is False.
@@ -118,10 +112,7 @@ class Task:
         self.newest = 0
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
-        if like is None:
-            self._open("")
-        else:
-            self.description = replace(like, revision="", incarnation="")
+        self._open("")
 
     def reopen(self, *, refused_here: bool = False) -> None:
         """Learn the settings that the task has now, or create it where it was deleted.
@@ -147,9 +138,6 @@ class Task:
             self.store.refused(self.store.keys.stream, incarnation, now.revision, now.kind)
         if incarnation == before:
             return
-        if before and self.home is not None:
-            with suppress(StoreUnavailable):  # then it is opened when it can be reached
-                self.home.reopen()
         for group in tuple(self._joined):
             self.store.call(Join(group))  # if there are more pages, its takes go on
         mine = object()  # of several threads that notice, one logs
@@ -191,8 +179,7 @@ class Task:
         """Delete the task; returns the number of groups that were stored."""
         stored = clear(self.store)
         self.description = replace(self.description, incarnation="")
-        if not self.store.number:
-            forget_name(self._client, self.namespace, self.store)
+        forget_name(self._client, self.namespace, self.store)
         if self._versions and self._create:
             self.reopen()
         return stored
@@ -248,12 +235,11 @@ class Task:
         for name in (each for each in self._declared if each in stored.held):
             _log.warning(
                 "task %r has %s, which stays, because `redrb set` or stream.configure(...) has "
-                "changed it since the task was created; this process was given %s%s. Who changed "
+                "changed it since the task was created; this process was given %s. Who changed "
                 "it: redrb set %s --namespace %s",
                 self.name,
                 setting_text(name, stored.settings[name]),
                 setting_text(name, self._declared[name]),
-                "" if "partitions" not in self._declared else " (the part of the first partition)",
                 self.name,
                 self.namespace,
             )
@@ -291,19 +277,13 @@ class Task:
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
-            if "partitions" in error.differences:
-                error.add_note(
-                    "All processes give the same partitions=, as docs/how-to/partitions.md says."
-                )
             raise
         if stored is None:
             raise unknown_task(self._client, self.namespace, self.name)
-        if not self.store.number:
-            Registry(self._client, self.namespace).add("task", self.name)
-            if self.enter_name is not None:
-                self.enter_name()
-            # each partition has its part of the limits: the first one says it
-            self._log_held(stored)
+        Registry(self._client, self.namespace).add("task", self.name)
+        if self.enter_name is not None:
+            self.enter_name()
+        self._log_held(stored)
         # the values that the settings given from here have now
         self._generation, self._configured = stored.generation, stored.configured
         self._removed, self.version = stored.removed, stored.version

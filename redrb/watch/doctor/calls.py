@@ -10,7 +10,7 @@ from redrb.lua.calls import Call, Found
 
 
 class TaskFigures(msgspec.Struct, frozen=True):
-    """What a task, or a partition, counts and stores.
+    """What a task counts and stores.
 
     Attributes:
         groups: Number of its consumer groups.

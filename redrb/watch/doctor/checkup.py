@@ -207,9 +207,8 @@ class Checkup:
         for task in (*state.tasks, *map(TaskState, unread)):
             if not task.readable:
                 continue
-            stores = TaskStore.of_partitions(client, state.namespace, task.name, task.partitions)
-            numbers = range(len(stores)) if len(stores) > 1 else [None]
-            found = self._allowed(f"task {task.name}", partial(map, examine, stores, numbers))
+            store = TaskStore.of(client, state.namespace, task.name)
+            found = self._allowed(f"task {task.name}", partial(map, examine, [store]))
             examined += filter(None, found)  # others were deleted meanwhile
         for one in examined:
             self._found += stored.find(state, one)
@@ -252,10 +251,7 @@ def _unread(client: Client, namespace: str, task: str) -> State:
     """Return the names of tasks, as a state, where the state cannot be read."""
     registry = Registry(client, namespace)
     names = [task] if task else islice(registry.names("task"), MOST_NAMES)
-    tasks = tuple(
-        TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
-        for name in filter(is_task, names)
-    )
+    tasks = tuple(map(TaskState, filter(is_task, names)))
     return State(
         namespace,
         client.where,

@@ -19,7 +19,7 @@ Name = TypeVar("Name", bound=str | bytes)
 
 
 class ExaminedGroup(GroupFigures, frozen=True, kw_only=True):
-    """One consumer group of a task, or of a partition.
+    """One consumer group of a task.
 
     Attributes:
         dead: Leased groups by consumer, of those whose deadline is over.
@@ -36,27 +36,24 @@ class ExaminedGroup(GroupFigures, frozen=True, kw_only=True):
 
 
 class Examination(TaskFigures, frozen=True, kw_only=True):
-    """A task, or one of its partitions.
+    """A task at one moment.
 
     Attributes:
-        partition: Number of the partition; None for a task without partitions.
         lost_rights: Rights of dead makers, and rights that are held for too long.
     """
 
     store: TaskStore
-    partition: int | None
     lost_rights: int
     consumer_groups: tuple[ExaminedGroup, ...]
 
     @property
     def subject(self) -> str:
         """The subject of its findings."""
-        name = f"task {self.store.task}"
-        return name if self.partition is None else f"{name}, partition {self.partition}"
+        return f"task {self.store.task}"
 
 
-def examine(store: TaskStore, partition: int | None = None) -> Examination | None:
-    """Examine a task, or one of its partitions; None if it does not exist."""
+def examine(store: TaskStore) -> Examination | None:
+    """Examine a task; None if it does not exist."""
     page = store.call(Examine())
     if page is None or page.task is None:
         return None
@@ -72,7 +69,6 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
         return Examination(
             **msgspec.structs.asdict(task),
             store=store,
-            partition=partition,
             lost_rights=task.late_rights + held,
             consumer_groups=tuple(groups),
         )

@@ -84,14 +84,14 @@ class Browser:
         """
         choice.check()
         with Deadline(at_most=self._timeout_s):
-            stores = existing_task(self._client, self.task, namespace=self._namespace)
+            store = existing_task(self._client, self.task, namespace=self._namespace)
             if choice.status == "dead":
                 looked = _Counter(choice.most_looked)
-                letters = islice(self._letters(stores, looked, None, full=full), choice.count)
+                letters = islice(self._letters(store, looked, None, full=full), choice.count)
                 views = tuple(letters)
-                total = sum(int(each.client.execute("XLEN", each.keys.dead)) for each in stores)
+                total = int(store.client.execute("XLEN", store.keys.dead))
                 return Page(self.task, self._group, None, views, looked.count, total)
-            return self._look(stores, choice, full=full)
+            return self._look(store, choice, full=full)
 
     def group(self, group: int) -> GroupView | None:
         """Return everything of a group, or of its dead letter; None if there is neither.
@@ -104,15 +104,15 @@ class Browser:
         (view,) = self.look(Choice(ids=(group,)), full=True).groups
         return None if view.state == "gone" else view
 
-    def _look(self, stores: list[TaskStore], choice: Choice, *, full: bool) -> Page:
+    def _look(self, store: TaskStore, choice: Choice, *, full: bool) -> Page:
         where = ""
         if choice.where is not None:
-            stored = stores[0].client.execute("HGET", stores[0].keys.task, "tags")
+            stored = store.client.execute("HGET", store.keys.task, "tags")
             with Reading(f"the tags of task {self.task!r}"):
                 declared = declared_tags({"tags": (stored or b"").decode()})
             where = parse_where(choice.where, declared)
         page = choice.most_ranked if choice.rank else choice.count
-        walk = Walk(stores, self._group, where=where, looks=choice.most_looked, page=page)
+        walk = Walk(store, self._group, where=where, looks=choice.most_looked, page=page)
         notes: list[str] = []
         if choice.ids:
             views = self._given(walk, choice.ids, full=full)
@@ -144,7 +144,7 @@ class Browser:
         found |= {view.id: view for view in self._read(walk, stored, full=full)}
         dead = {view.id for view in found.values() if view.state == "dead"}
         if dead:
-            letters = self._letters(walk.stores, _Counter(MOST_LOOKED), dead, full=full)
+            letters = self._letters(walk.store, _Counter(MOST_LOOKED), dead, full=full)
             for view in islice(letters, len(dead)):
                 found[view.id] = view
         return [found.get(each) or GroupView(each, "gone") for each in ids]
@@ -155,9 +155,8 @@ class Browser:
             found = walk.indexed("stalest")
             if found is not None:
                 return found
-        numbering = walk.numbering
         ranked = [
-            ((view.oldest_version, numbering.seq(view.id)), view)
+            ((view.oldest_version, view.id), view)
             for view in walk.through(choice.status or Status.COMPLETED.value)
             if view.oldest_version is not None
         ]
@@ -229,11 +228,11 @@ class Browser:
         return replace(view, notes=(*notes, _UNSHOWN) if no_room else notes)
 
     def _letters(
-        self, stores: Sequence[TaskStore], looked: _Counter, ids: set[int] | None, *, full: bool
+        self, store: TaskStore, looked: _Counter, ids: set[int] | None, *, full: bool
     ) -> Iterator[GroupView]:
         """Yield dead letters, the newest first; of those with these ids, the newest of each."""
         room, most = _Room(SHOWN_BYTES), self._limits.group_bytes
-        for letter, fields in letters_in(stores):
+        for letter, fields in letters_in(store):
             if not looked():
                 return
             if letter.group not in (self._group, "") or (ids is not None and letter.id not in ids):

@@ -12,7 +12,7 @@ from redrb.connection.transport import Reply
 from redrb.errors import DecodeError, RedrbError
 from redrb.lua.calls import Call
 from redrb.stream.task.dead_letters import DeadLetter, place_of
-from redrb.stream.task.entries import Numbering, unpack_facts
+from redrb.stream.task.entries import unpack_facts
 from redrb.unpacking import Reading
 from redrb.watch.groups.records import GroupView, LeaseView, LetterView, State
 
@@ -33,10 +33,10 @@ class Browsed(msgspec.Struct, frozen=True):
     slot: str = ""
     idle_ms: int = 0
 
-    def view(self, group: int, packed: bytes) -> GroupView:
+    def view(self, packed: bytes) -> GroupView:
         """Return what is known of the group without its payload.
 
-        `group` is its id, and `packed` its facts. A record that cannot be read is damage.
+        `packed` are its facts. A record that cannot be read is damage.
         """
         facts: Mapping[str, Any] = {}
         try:
@@ -46,7 +46,7 @@ class Browsed(msgspec.Struct, frozen=True):
                 if self.reads is None or self.failed is None:
                     raise ValueError("the number of its deliveries is damaged")
                 return view_of(
-                    group,
+                    self.seq,
                     self.state,
                     facts,
                     self.status,
@@ -55,7 +55,7 @@ class Browsed(msgspec.Struct, frozen=True):
                     lease=self._lease() if self.state == "leased" else None,
                 )
         except RedrbError as error:
-            return GroupView(group, "damaged", damaged=str(error))
+            return GroupView(self.seq, "damaged", damaged=str(error))
 
     def _lease(self) -> LeaseView:
         consumer = self.slot.rpartition("/")[0]
@@ -63,7 +63,7 @@ class Browsed(msgspec.Struct, frozen=True):
 
 
 class BrowsedPage(msgspec.Struct, frozen=True):
-    """A page of a partition.
+    """A page of the groups of a task.
 
     Attributes:
         indexed: False: the task does not sort groups by version.
@@ -81,11 +81,10 @@ class BrowsedPage(msgspec.Struct, frozen=True):
     groups: list[Browsed] = []
     facts: list[bytes] = []
 
-    def views(self, numbering: Numbering, partition: int) -> Iterator[GroupView]:
-        """Yield the groups of a partition."""
-        ids = numbering.ids(partition, [group.seq for group in self.groups])
-        for name, group, packed in zip(ids, self.groups, self.facts, strict=True):
-            yield group.view(name, packed)
+    def views(self) -> Iterator[GroupView]:
+        """Yield the groups."""
+        for group, packed in zip(self.groups, self.facts, strict=True):
+            yield group.view(packed)
 
 
 class Browse(Call[BrowsedPage], frozen=True):

@@ -17,7 +17,6 @@ from redrb.errors import ConfigError
 from redrb.keys import check_name
 from redrb.stream.task.dead_letters import find_letters, requeue
 from redrb.stream.task.lookup import existing_task
-from redrb.stream.task.reach import Reach
 from redrb.watch.groups.choice import RANKS, Choice, Limits, Rank
 
 if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
@@ -146,8 +145,8 @@ class TaskGroups:
     def letters(self, task: str) -> list[dict[str, Any]]:
         """Return the newest dead letters of a task, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
-            stores = existing_task(self._client, task, namespace=self._namespace)
-            found = list(islice(find_letters(stores), MOST_LETTERS))
+            store = existing_task(self._client, task, namespace=self._namespace)
+            found = list(islice(find_letters(store), MOST_LETTERS))
         shown = ("id", "group", "reason", "exception", "message", "failed_deliveries", "consumer")
         return [
             {name: getattr(letter, name) for name in shown} | {"time": letter.time.isoformat()}
@@ -157,8 +156,8 @@ class TaskGroups:
     def requeue(self, letters: Letters) -> int:
         """Put dead letters again; return how many, or raise UnknownTask."""
         with Deadline(at_most=ANSWER_S):
-            stores = existing_task(self._client, letters.task, namespace=self._namespace)
-            return len(requeue(Reach(stores), letters.group, letters.ids))
+            store = existing_task(self._client, letters.task, namespace=self._namespace)
+            return len(requeue(store, letters.group, letters.ids))
 
 
 def fitting(page: Any) -> Any:

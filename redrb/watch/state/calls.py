@@ -66,7 +66,7 @@ class ObservedGroup(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """A task, or a partition, at one moment.
+    """A task at one moment.
 
     Attributes:
         settings: Its incarnation, and those that were asked for and that it has; empty without a

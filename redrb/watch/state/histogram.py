@@ -43,7 +43,7 @@ class Histogram:
 
     @classmethod
     def summed(cls, parts: Sequence[Histogram]) -> Histogram:
-        """Return the histogram of the groups of several partitions."""
+        """Return the sum of several histograms."""
         known = [part for part in parts if part.total]
         total = sum(part.total for part in known)
         means = [part.mean * part.total for part in known if part.mean is not None]

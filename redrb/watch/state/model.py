@@ -111,7 +111,6 @@ class TaskState:
     damage: str = ""
     incarnation: str = ""
     order: str = ""
-    partitions: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ConsumerGroupState, ...] = ()
     odd_groups: int = 0

@@ -1,9 +1,9 @@
-"""Reads tasks: one script of bounded work for each partition, sent together."""
+"""Reads tasks: one script of bounded work for each, sent together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from redis.exceptions import ResponseError
@@ -11,13 +11,13 @@ from redis.exceptions import ResponseError
 from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient, translate
 from redrb.connection.transport import Pipeline, Reply
-from redrb.errors import RedrbError, StoreDenied, StoreError
+from redrb.errors import RedrbError, StoreDenied
 from redrb.keys import is_task
 from redrb.registry import ODD_NAME
 from redrb.stream.task.ledger import AdmissionStats, StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import shown_settings, summed_settings
+from redrb.stream.task.stored_settings import shown_settings
 from redrb.unpacking import Reading
 from redrb.watch.state.calls import Observe, Observed, ObservedGroup
 from redrb.watch.state.histogram import Histogram
@@ -54,17 +54,6 @@ def with_holdings(
 
 
 _FIELDS = (*STORED_NAMES, "incarnation")
-_HIDDEN = ("order", "partitions")
-_MOST_PARTITIONS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _ObservedPartition:
-    """What one partition of a task says, and what follows from it."""
-
-    found: Observed
-    groups: Mapping[str, ConsumerGroupState]
-    workers: tuple[WorkerState, ...]
 
 
 def read_tasks(
@@ -73,74 +62,41 @@ def read_tasks(
     """Return the states of tasks; names without a task are left out.
 
     `group` is that of `StateReader`. `known` has what earlier looks have read of workers, by prefix
-    of the partition's keys; this look adds to it.
+    of the task's keys; this look adds to it.
     """
     listed = list(names)
-    named = list(filter(is_task, listed))
-    stores = [TaskStore.of(client, namespace, name) for name in named]
-    first = dict(zip(named, _observed(stores, group, known), strict=True))
-    rest = {
-        name: TaskStore.of_partitions(client, namespace, name, count)[1:]
-        for name, part in first.items()
-        if isinstance(part, _ObservedPartition) and (count := _partitions(part)) > 1
-    }
-    others = [store for each in rest.values() for store in each]
-    further = iter(_observed(others, group, known))
-    for prefix in known.keys() - {store.keys.prefix for store in (*stores, *others)}:
+    stores = [TaskStore.of(client, namespace, name) for name in listed if is_task(name)]
+    for prefix in known.keys() - {store.keys.prefix for store in stores}:
         del known[prefix]
     states = [
         TaskState(name, readable=False, damage=ODD_NAME) for name in listed if not is_task(name)
     ]
-    for name, part in first.items():
-        parts = [part, *(next(further) for _ in rest.get(name, ()))]
-        readable = [each for each in parts if isinstance(each, _ObservedPartition)]
-        damage = [
-            str(each) for each in parts if not isinstance(each, _ObservedPartition | StoreDenied)
-        ]
-        if damage or not isinstance(part, _ObservedPartition):
-            states.append(TaskState(name, readable=False, damage="".join(damage[:1])))
-        elif part.found.settings:
-            try:
-                states.append(_task(name, readable))
-            except StoreError as error:
-                states.append(TaskState(name, readable=False, damage=str(error)))
-    return states
+    return states + [found for found in _observed(stores, group, known) if found is not None]
 
 
 def _observed(
     stores: Sequence[TaskStore], group: str, announced: dict[str, Announced]
-) -> list[_ObservedPartition | RedrbError]:
-    """Run the script on tasks.
-
-    An error takes the place of a task that the user may not read, or whose data is damaged.
-    """
+) -> list[TaskState | None]:
+    """Run the script on tasks; returns their states, None without a task."""
     known = [announced.setdefault(store.keys.prefix, Announced()) for store in stores]
     asked = [Observe(group, workers.since, _FIELDS) for workers in known]
 
     def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
         asked[number].add_to(pipeline, stores[number].script_keys, whole=whole)
 
-    found: list[_ObservedPartition | RedrbError] = []
+    found: list[TaskState | None] = []
     replies = exchanged([store.client for store in stores], add)
     for store, call, workers, (reply,) in zip(stores, asked, known, replies, strict=True):
         try:
             if isinstance(reply, ResponseError):
-                found.append(translate(reply, store.client.where))
-                continue
+                raise translate(reply, store.client.where)
             with Reading(f"task {store.task!r}"):
-                found.append(_part(call.read(reply), workers))
+                found.append(_task(store.task, call.read(reply), workers))
+        except StoreDenied:
+            found.append(TaskState(store.task, readable=False))
         except RedrbError as error:
-            found.append(error)
+            found.append(TaskState(store.task, readable=False, damage=str(error)))
     return found
-
-
-def _part(found: Observed, announced: Announced) -> _ObservedPartition:
-    read = (worker_state(*worker) for worker in announced.note(found))
-    return _ObservedPartition(
-        found,
-        groups={group.name: _group(group, found) for group in found.groups},
-        workers=tuple(worker for worker in read if worker is not None),
-    )
 
 
 def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
@@ -155,74 +111,27 @@ def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
     )
 
 
-def _partitions(part: _ObservedPartition) -> int:
-    count = part.found.settings.get("partitions") or "1"
-    return min(int(count), _MOST_PARTITIONS) if count.isdecimal() else 1
-
-
-def _task(name: str, parts: Sequence[_ObservedPartition]) -> TaskState:
-    """Return a task from its partitions; raises StoreError if its settings are damaged."""
-    first = parts[0]
-    shown = summed_settings([shown_settings(part.found.settings) for part in parts])
-    put = sum(part.found.put for part in parts)
-    names = sorted({name for part in parts for name in part.groups} - first.groups.keys())
-    groups = tuple(
-        _summed([_group_in(part, name) for part in parts]) for name in (*first.groups, *names)
-    )
+def _task(name: str, found: Observed, announced: Announced) -> TaskState | None:
+    """Return the state of a task; raises StoreError if its settings are damaged."""
+    read = tuple(worker for each in announced.note(found) if (worker := worker_state(*each)))
+    if not found.settings:
+        return None
+    shown = shown_settings(found.settings)
+    groups = tuple(_group(group, found) for group in found.groups)
     stored = groups[0].stats if groups else StreamStats.of({})
-    announced = _merged([part.workers for part in parts])
-    workers = shown_of(announced)
-    memory = [part.found.memory_bytes for part in parts]
+    workers = shown_of(read)
     return TaskState(
         name=name,
-        incarnation=first.found.settings.get("incarnation", ""),
-        order=first.found.settings.get("order") or "fifo",
-        partitions=_partitions(first),
-        settings={name: text for name, text in shown.items() if name not in _HIDDEN},
+        incarnation=found.settings.get("incarnation", ""),
+        order=found.settings.get("order") or "fifo",
+        settings={setting: text for setting, text in shown.items() if setting != "order"},
         groups=groups,
-        odd_groups=max(part.found.odd_groups for part in parts),
+        odd_groups=found.odd_groups,
         workers=with_holdings(in_order(workers), groups),
-        workers_total=max(part.found.workers_total for part in parts)
-        - len(announced)
-        + len(workers),
-        stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
-        memory_bytes=None if None in memory else sum(filter(None, memory)),
+        workers_total=found.workers_total - len(read) + len(workers),
+        stored_bytes=round(stored.bytes_put / found.put * stored.stored) if found.put else 0,
+        memory_bytes=found.memory_bytes,
     )
-
-
-def _group_in(part: _ObservedPartition, name: str) -> ConsumerGroupState:
-    """Return a consumer group in one partition; where it has not joined, what it would find."""
-    if name in part.groups:
-        return part.groups[name]
-    stored = part.found.figures["stored"]
-    found = StreamStats.of({**part.found.figures, "put": stored, "waiting": stored})
-    return ConsumerGroupState(name, found, Staleness(Histogram(unknown=stored)))
-
-
-def _summed(parts: Sequence[ConsumerGroupState]) -> ConsumerGroupState:
-    if len(parts) == 1:
-        return parts[0]
-    staleness = [
-        Histogram.summed([getattr(part.staleness, name) for part in parts])
-        for name in ("waiting", "leased", "taken")
-    ]
-    stats = StreamStats.summed([part.stats for part in parts])
-    return ConsumerGroupState(parts[0].name, stats, Staleness(*staleness))
-
-
-def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]:
-    """Return each process once: it announces itself in each partition that it works on."""
-    if len(parts) == 1:
-        return parts[0]
-    merged: dict[tuple[str, int, str, str], WorkerState] = {}
-    for worker in sorted((each for part in parts for each in part), key=lambda one: one.seen_s):
-        process = (worker.host, worker.pid, worker.role, worker.label)
-        newest = merged.setdefault(process, worker)
-        if newest is not worker:
-            names = ("groups", "samples", "leased")
-            sums = {name: getattr(newest, name) + getattr(worker, name) for name in names}
-            merged[process] = replace(newest, **sums)
-    return tuple(merged.values())
 
 
 _MOST_SENT: Final = 200

@@ -130,7 +130,7 @@ def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 class Announced:
-    """The announcements in one partition of a task.
+    """The announcements in a task.
 
     Workers announce themselves every few seconds, so a look reads only what came since the look
     before it.

@@ -30,7 +30,7 @@ def find(state: State) -> Iterator[Finding]:
 
 def _dead_letters(state: State, task: TaskState, letters: int) -> Finding:
     given = task.number("max_dead")
-    most = DEFAULT_MAX_DEAD * task.partitions if given is None else given
+    most = DEFAULT_MAX_DEAD if given is None else given
     rate = task.rates.dead if task.rates else 0.0
     text = f"It holds {counted(letters, 'dead letter')}"
     if most and letters >= most:

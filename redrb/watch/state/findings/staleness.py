@@ -47,8 +47,7 @@ def _expiring(state: State, task: TaskState, ledger: Ledger, bound: int) -> Iter
     share = ledger.expired / ledger.put if ledger.put else 0.0
     now = f", {rate:.2g} each second now" if rate else ""
     text = f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}."
-    # groups_per_version bounds what makers begin, and a task with partitions cannot have it
-    bounded = "groups_per_version" in task.settings or task.partitions > 1
+    bounded = "groups_per_version" in task.settings  # it bounds what makers begin
     setting = f"max_staleness={bound + 1}" if bounded else "groups_per_version=GROUPS"
     yield task_finding("expiring-groups", state, task, text, "set", task.name, setting)
 

@@ -9,7 +9,6 @@ from redrb.watch.state.findings.wording import (
     finding_of,
     listed,
     of_workers,
-    programs_of,
     redrb_command,
     seconds,
     shown,
@@ -113,7 +112,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
         starved,
         lambda worker: (
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
-            f"{counted(waiting, 'group', 'wait')} in the task, and {others}.{programs_of(task)}"
+            f"{counted(waiting, 'group', 'wait')} in the task, and {others}."
         ),
         lambda _: worker_command(state, task, "maker"),
     )
@@ -174,7 +173,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            command, summary = _taking_command(state, task, task.main), summary + programs_of(task)
+            command = _taking_command(state, task, task.main)
             batch = task.number("groups_per_version") or 0
             if 0 < stats.limit < batch:
                 command = redrb_command(state, "set", task.name, "limit=none")
@@ -195,7 +194,6 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     name = "" if group is task.main else f" of consumer group {group.name}"
     wait = agreeing(waiting, "wait")
     summary = f"{counted(waiting, 'group')}{name} {wait}, and no consumer is alive."
-    summary += programs_of(task)
     kind = "nobody-takes" if _has_makers(task) else "idle-task"
     if task.table:
         kind = "unclaimed-rows"

@@ -53,15 +53,15 @@ def worker_command(state: State, task: TaskState, role: Role) -> str:
     """Return the command that starts a worker on a task; words in capitals are for the user.
 
     A program of the user that has worked in this role is started. Where only others of the user's
-    programs are known, and on a task with partitions, or that claims rows of a table, none of
-    redrb's fits: the command for the task's figures is returned.
+    programs are known, and on a task that claims rows of a table, none of redrb's fits: the
+    command for the task's figures is returned.
     """
     known = sorted((each for each in task.workers if each.program), key=lambda each: each.seen_s)
     programs = [own_command(each) for each in known if each.role == role]
     if programs and programs[0]:
         return programs[0]
     others = not programs and known and all(own_command(each) for each in known)
-    if others or task.partitions > 1 or task.table:
+    if others or task.table:
         return redrb_command(state, "stats", task.name)
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
@@ -122,16 +122,6 @@ def shown(text: str, *, longest: int = 60) -> str:
     """Return a name, or another text, that is safe to print, and not too long."""
     safe = text if text.isascii() and text.isprintable() else ascii(text)
     return safe if len(safe) <= longest else f"{safe[:longest]}..."
-
-
-def programs_of(task: TaskState) -> str:
-    """Return which programs can work on a task with partitions, for a summary; "" of others."""
-    if task.partitions == 1:
-        return ""
-    return (
-        f" It has partitions: programs of your own work on it, which open it with "
-        f"partitions={task.partitions}; redrb-maker, redrb-trainer and redrb-stage cannot."
-    )
 
 
 def subject_of(task: TaskState) -> str:

@@ -1,9 +1,9 @@
-"""One part of a lease: the groups of one task that one holder in Redis leases."""
+"""`LeasePart`: the groups of one task that one holder in Redis leases."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Protocol, Self
 
@@ -15,7 +15,6 @@ from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.task.entries import ONE_PARTITION, Numbering
 from redrb.stream.task.origin import Origin
 
 
@@ -84,7 +83,7 @@ class Expiry:
 
 
 @dataclass(eq=False, repr=False)
-class PartitionLease:
+class LeasePart:
     """Groups of one task that one holder leases until they are ended.
 
     Attributes:
@@ -111,8 +110,6 @@ class PartitionLease:
     rollouts: Collection[int] = ()
     origin: Origin | None = None
     first_ids: Mapping[int, int] = field(default_factory=dict)
-    number: int = 0
-    numbering: Numbering = ONE_PARTITION
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     # group -> ending that was asked for, while its reply was missing
     _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
@@ -132,15 +129,6 @@ class PartitionLease:
     def ids(self) -> tuple[int, ...]:
         """Ids of the groups that are still leased."""
         return tuple(self.layouts)
-
-    @property
-    def named(self) -> dict[int, int]:
-        """The groups that are still leased, by their ids in the whole task."""
-        return dict(zip(self.names(self.layouts), self.layouts, strict=True))
-
-    def names(self, seqs: Iterable[int]) -> tuple[int, ...]:
-        """Return the ids of groups in the whole task."""
-        return self.numbering.ids(self.number, seqs)
 
     @property
     def samples(self) -> int:
@@ -183,7 +171,7 @@ class PartitionLease:
         if self._process is not mark():
             raise LeaseLost(
                 task=self.task,
-                ids=self.names(self.ids),
+                ids=self.ids,
                 why="it belongs to the process from which this one was forked, which ends it. Take "
                 "groups in this process.",
             )
