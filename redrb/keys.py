@@ -76,14 +76,6 @@ def reference_weights(name: str) -> str:
     return f"{name}-reference"
 
 
-def _slot_range(key: str, count: int) -> int:
-    """Return the number of a key's range, of `count` ranges of slots."""
-    from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot  # `redrb --help` needs no redis
-
-    slot: int = key_slot(key.encode())
-    return slot * count // REDIS_CLUSTER_HASH_SLOTS
-
-
 class _Key:
     """A key that has the prefix of its owner, and the name of the attribute."""
 

@@ -39,7 +39,6 @@ class TaskDescription:
         incarnation: Random name that the task was given when it was created; "" once this process
             has cleared the task.
         staleness: When its groups expire.
-        limit: Most groups that wait or are leased; 0: no limit.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
         epoch: The epoch of the producers' records (`include/producers.lua`).
         kind: Fields and dtypes of the completed groups that were put first, see `kind_of`; "" if
@@ -51,7 +50,6 @@ class TaskDescription:
     incarnation: str
     tags: tuple[str, ...]
     staleness: StalenessRules
-    limit: int
     keep_expired: bool
     epoch: int
     kind: str = ""
@@ -70,7 +68,6 @@ class TaskDescription:
             incarnation=stored["incarnation"],
             tags=tuple(given("tags") or ()),
             staleness=StalenessRules(given("max_staleness"), given("max_token_staleness")),
-            limit=given("limit") or 0,
             keep_expired=given("on_expired") == "keep",
             epoch=epoch,
             kind=stored["kind"],
