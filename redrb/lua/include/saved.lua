@@ -1,9 +1,9 @@
 -- What the put of a saved task stores beside its groups: docs/contributing/decisions/saving.md.
 --@include task put_record facts pools groups
 
--- Note what consumer groups knew of the entries beyond the id `before`. A need is {number of the entry, consumer
--- group, whether it needs the entry, status that it was moved to, rule by which it expired, failed deliveries,
--- reads}; '' where there is none.
+-- Note what consumer groups knew of the entries beyond the id `before`. A need is {number of the entry,
+-- consumer group, whether it needs the entry, status that it was moved to, rule by which it expired, failed
+-- deliveries, reads}; '' where there is none.
 local function note_needs(needs, before)
   for _, need in ipairs(needs) do
     local number_of, group, needed, moved = unpack(need)

@@ -17,6 +17,7 @@ from redrb.stream.orders import known_order
 from redrb.stream.orders.order import MOST_WEIGHT
 from redrb.stream.saving.file import Frame, Kind, SaveReader
 from redrb.stream.saving.records import (
+    SAVED,
     SAVED_FIELDS,
     DeadRecord,
     GroupName,
@@ -98,7 +99,9 @@ class CheckedContents:
         if kind is Kind.DEAD_LETTER:
             return self._dead_letter(msgspec.convert(head, _Letter), frame.payload)
         if kind is Kind.SOURCES:
-            return msgspec.convert(head, SourceRecord)
+            sources: SourceRecord = msgspec.convert(head, SourceRecord)
+            _require(sources.origin != SAVED, "an origin")
+            return sources
         if kind is Kind.REFRESHES:
             refreshes: Refreshes = msgspec.convert(head, Refreshes)
             lasts = [last for _, last in refreshes.values()]
