@@ -1151,7 +1151,7 @@ def test_a_group_that_is_put_during_a_resume_waits_beside_the_others(
 ) -> None:
     async def main() -> None:
         async with await saved("fifo", [[as_dict(1)], [as_dict(2)]]) as buffer:
-            flush = resuming._Resumption._flush
+            flush = resuming.Resumption._flush
 
             def late(resumption: Any) -> None:
                 flush(resumption)
@@ -1159,7 +1159,7 @@ def test_a_group_that_is_put_during_a_resume_waits_beside_the_others(
                     with buffer._tasks._make("task") as stream:
                         stream.put(pack_group([as_dict(7)], None))
 
-            monkeypatch.setattr(resuming._Resumption, "_flush", late)
+            monkeypatch.setattr(resuming.Resumption, "_flush", late)
             monkeypatch.setattr(resuming, "PAGE_GROUPS", 1)
             await buffer.resume(tmp_path / "save")
             assert sorted(ids(await buffer.get(9, "task", "completed"))) == [[1], [2], [7]]

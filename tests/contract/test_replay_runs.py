@@ -368,7 +368,7 @@ def test_a_resume_that_fails_before_its_end_is_repeated_and_restores_all(
             async with build("exp6", namespace=name) as buffer:
                 await put(buffer, 0)
                 await everything(buffer)
-        flush = resuming._Resumption._flush
+        flush = resuming.Resumption._flush
         for puts in range(4):  # before the first put, and after some, of the first task and another
             done = iter(range(puts))
 
@@ -378,7 +378,7 @@ def test_a_resume_that_fails_before_its_end_is_repeated_and_restores_all(
                 flush(resumption)
 
             with monkeypatch.context() as patched:
-                patched.setattr(resuming._Resumption, "_flush", die)
+                patched.setattr(resuming.Resumption, "_flush", die)
                 async with build(run, namespace=name) as buffer:
                     with pytest.raises(Killed):
                         await buffer.resume(tmp_path)

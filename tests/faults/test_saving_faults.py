@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import redrb
+from redrb import ConfigError
 from redrb.stream.saving import saving
-from redrb.stream.saving.resuming import TaskFile, read_directory, resume_tasks
+from redrb.stream.saving.resuming import TaskFile, read_directory, unresumed
 from redrb.stream.saving.saving import save, save_tasks
 from redrb.stream.task.store import TaskStore
 from tests import warm
@@ -23,67 +25,58 @@ from tests.audit import audit
 from tests.samples import numbered, numbers
 
 RESUME = """
-import sys, redrb
-url, namespace, path = sys.argv[1:]
+import os, signal, sys, redrb
+from redrb.stream.saving.resuming import Resumption
+url, namespace, path, puts = sys.argv[1:]
+put, left = Resumption._flush, iter(range(int(puts)))
+
+def put_or_die(resumption):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    put(resumption)
+
+Resumption._flush = put_or_die
 with redrb.connect(url) as client:
-    print("begins", flush=True)
     redrb.ExperienceStream(client, "math", namespace=namespace).resume(path)
-    print("done", flush=True)
 """
 GROUPS = 6000
 
 
+@pytest.mark.parametrize("puts", [(0,), (1,), (2, 7), (40, 1, 60), (200,)])
 def test_a_resume_that_is_killed_at_any_time_goes_on(
-    real_url: str, namespace: str, tmp_path: Path
+    real_url: str, namespace: str, puts: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """`puts`: after how many puts each process is killed; then a trainer takes some groups."""
     path = tmp_path / "math.redrb"
     with redrb.connect(real_url) as client:
-        source = redrb.ExperienceStream(
-            client, "math", namespace=f"{namespace}-source", order="stalest"
-        )
+        source = redrb.ExperienceStream(client, "source", namespace=namespace, order="stalest")
         for first in range(0, GROUPS, 1000):
             source.put_many(
                 [[numbered(n, policy_version=GROUPS - n)] for n in range(first, first + 1000)]
             )
         source.save(path)
-        killed = 0
-        for attempt in range(8):
-            own = f"{namespace}-{attempt}"
-            taken: list[int] = []
-            target = redrb.ExperienceStream(client, "math", namespace=own)
-            for kill in range(1 + attempt % 3):
-                process = warm.Popen(
-                    [sys.executable, "-c", RESUME, real_url, own, path],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                assert process.stdout.readline() == "begins\n"
-                try:
-                    process.wait(0.05 + 0.05 * (attempt + kill))
-                except subprocess.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
-                process.wait(20)
-                whole = "done" in process.stdout.read()
-                process.stdout.close()
-                found = len(target)
-                assert not whole or found == GROUPS - len(taken)
-                killed += 0 < found < GROUPS - len(taken)
-                if found and not whole:  # a trainer goes on meanwhile
-                    lease = target.take(min(found, 100), timeout=5)
-                    taken += numbers(lease)
-                    lease.ack()
-            if not whole:
-                target.resume(path)
-            audit(target)
-            left = target.take(GROUPS - len(taken), timeout=5)
-            assert sorted(taken + numbers(left)) == [*range(GROUPS)]
-            assert left.policy_versions == sorted(left.policy_versions)
-            left.ack()
-            target.close()
-            target.clear()
-        assert killed >= 2
-        source.close()
-        source.clear()
+        target = redrb.ExperienceStream(client, "math", namespace=namespace)
+        taken: list[int] = []
+        for kill in puts:
+            process = warm.Popen(
+                [sys.executable, "-c", RESUME, real_url, namespace, path, str(kill)]
+            )
+            assert process.wait(60) in (0, -signal.SIGKILL)
+            found = len(target)
+            if found:
+                lease = target.take(min(found, 100), timeout=5)
+                taken += numbers(lease)
+                lease.ack()
+        with suppress(ConfigError):  # all of it was put, and used since
+            target.resume(path)
+        audit(target)
+        left = target.take(GROUPS - len(taken), timeout=5)
+        assert sorted(taken + numbers(left)) == [*range(GROUPS)]
+        assert left.policy_versions == sorted(left.policy_versions)
+        left.ack()
+        for stream in (source, target):
+            stream.close()
+            stream.clear()
 
 
 def test_the_files_of_killed_saves_are_deleted_and_others_stay(
@@ -167,7 +160,9 @@ def test_a_killed_save_of_two_tasks_leaves_files_only_until_the_next(
         save_tasks(stores, path)
         assert len(list(path.iterdir())) == 3, "two tasks and the index"
         assert [stream.clear() for stream in streams] == [2, 2]
-        resume_tasks([TaskFile(stores[name], file) for name, file in read_directory(path).items()])
+        files = read_directory(path)
+        for each in unresumed(TaskFile(stores[name], file) for name, file in files.items()):
+            each.run()
         assert [stream.clear() for stream in streams] == [2, 2]
         for stream in streams:
             stream.close()

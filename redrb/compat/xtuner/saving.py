@@ -8,7 +8,7 @@ from pathlib import Path
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.directory import read_index
-from redrb.stream.saving.resuming import TaskFile, read_directory, resume_tasks, unresumed
+from redrb.stream.saving.resuming import TaskFile, read_directory, unresumed
 from redrb.stream.saving.saving import save_tasks
 from redrb.words import counted
 
@@ -83,7 +83,8 @@ def resume(tasks: Tasks, directory: Path) -> None:
         )
     waiting = unresumed(TaskFile(tasks.store(task), file) for task, file in sorted(saved.items()))
     for each in waiting:
-        tasks.open(each.store.task, of_any_run=True)
-    resume_tasks(waiting)
+        tasks.open(each.task, of_any_run=True)
+    for each in waiting:
+        each.run()
     if run is not None:
         run.take_over(index.run)

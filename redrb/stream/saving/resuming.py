@@ -78,7 +78,8 @@ def resume(store: TaskStore, path: AnyPath) -> SavedTask:
             "from a directory."
         )
     saved = CheckedFile.read(source)
-    resume_tasks(unresumed([TaskFile(store, saved)]))
+    for each in unresumed([TaskFile(store, saved)]):
+        each.run()
     return SavedTask.of(source, saved.ending)
 
 
@@ -98,7 +99,7 @@ def read_directory(directory: Path) -> dict[str, CheckedFile]:
     return {task: CheckedFile.read(directory / name) for task, name in index.items()}
 
 
-def unresumed(files: Iterable[TaskFile]) -> list[TaskFile]:
+def unresumed(files: Iterable[TaskFile]) -> list[Resumption]:
     """Return the tasks of one save that are to be filled, or to be filled further.
 
     Tasks that an earlier call has filled are left out. If it has filled all of them, nothing is to
@@ -118,13 +119,7 @@ def unresumed(files: Iterable[TaskFile]) -> list[TaskFile]:
         if not waiting and not state.is_unchanged(each.saved):
             why = " It was resumed from this save before, and used since."
             raise _not_empty(each.store, state.stored, why)
-    return [each for each, _ in waiting]
-
-
-def resume_tasks(files: Iterable[TaskFile]) -> None:
-    """Put the groups of several files into their tasks, one after the other; raises as `resume`."""
-    for each in files:
-        _Resumption(each, _State.of(each.store)).run()
+    return [Resumption(each, state) for each, state in waiting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +205,11 @@ class _Page:
         return alike and len(self.places) < PAGE_GROUPS and self.nbytes + nbytes <= PAGE_BYTES
 
 
-class _Resumption:
+class Resumption:
     """Puts the records of one file that its task does not have yet."""
 
     def __init__(self, file: TaskFile, state: _State) -> None:
+        """Note what the task has; where others resume into it since, they are found by the puts."""
         self._store, self._saved, self._header = file.store, file.saved, file.saved.header
         self._done = state.place if state.file == file.saved.checksum else 0
         self._row = b"" if self._done else state.row
@@ -222,6 +218,11 @@ class _Resumption:
         self._marks: list[tuple[int, str, int]] = []  # last id, status, train step
         self._producer, self._operation, self._epoch = uuid.uuid4().hex, 0, 0
         self._replication = Replication(file.store.client.min_replicas)
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self._store.task
 
     def run(self) -> None:
         """Put all of them; raises as `resume`."""
