@@ -1328,27 +1328,24 @@ def test_a_buffer_that_was_emptied_may_resume(
     asyncio.run(main())
 
 
-def test_a_group_put_right_before_the_last_step_stays_and_the_resume_changes_nothing(
+def test_a_group_that_is_put_during_a_resume_waits_beside_the_others(
     saved: Any, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with await saved("fifo", [[as_dict(1)]]) as buffer:
-            replace = resuming._replace_tasks
+        async with await saved("fifo", [[as_dict(1)], [as_dict(2)]]) as buffer:
+            flush = resuming.Resumption._flush
 
-            def late(attempts: Any) -> None:
-                with buffer._tasks._make("task") as stream:
-                    stream.put(pack_group([as_dict(7)]))
-                replace(attempts)
+            def late(resumption: Any) -> None:
+                flush(resumption)
+                if resumption._store.task == "task" and len(buffer) == 2:
+                    with buffer._tasks._make("task") as stream:
+                        stream.put(pack_group([as_dict(7)]))
 
-            monkeypatch.setattr(resuming, "_replace_tasks", late)
-            with pytest.raises(ConfigError, match="not new"):
-                await buffer.resume(tmp_path / "save")
-            assert len(buffer) == 1
-            assert ids(await buffer.get(9, "task", "completed")) == [[7]]
-            monkeypatch.undo()
-            await buffer._executor.drain()
-            await buffer.resume(tmp_path / "save")  # emptied, so it may be replaced
-            assert ids(await buffer.get(9, "task", "completed")) == [[1]]
+            monkeypatch.setattr(resuming.Resumption, "_flush", late)
+            monkeypatch.setattr(resuming, "PAGE_GROUPS", 1)
+            await buffer.resume(tmp_path / "save")
+            assert sorted(ids(await buffer.get(9, "task", "completed"))) == [[1], [2], [7]]
+            assert ids(await buffer.get(9, "other/task", "completed")) == [[99]]
 
     asyncio.run(main())
 
@@ -1376,9 +1373,10 @@ def test_a_repeated_resume_agrees_unless_the_buffer_was_used(
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"format": 2}, DecodeError),
-        ({"files": {"task": ["../elsewhere"]}}, DecodeError),
-        ({"files": {"task": [f"{'0' * 32}-0.redrb"]}}, ConfigError),
+        ({"format": 3}, DecodeError),
+        ({"format": 1}, DecodeError),
+        ({"files": {"task": "../elsewhere"}}, DecodeError),
+        ({"files": {"task": f"{'0' * 32}-0.redrb"}}, ConfigError),
         ({"files": None}, DecodeError),
         (None, DecodeError),
     ],
@@ -1411,7 +1409,7 @@ def test_a_damaged_file_leaves_the_buffer_empty(
                 await buffer.put([as_dict(1)], task)
             await buffer.save(tmp_path)
         files = json.loads((tmp_path / "saved_tasks.json").read_text())["files"]
-        damaged = tmp_path / files["b"][0]
+        damaged = tmp_path / files["b"]
         damaged.write_bytes(damaged.read_bytes()[:-5])
         async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
             with pytest.raises(DecodeError):
@@ -1432,14 +1430,14 @@ def test_a_failed_save_leaves_the_earlier_one(
                 await buffer.put([as_dict(1)], task)
             await buffer.save(tmp_path)
             before = sorted(tmp_path.iterdir())
-            save = saving.save_task
+            save = saving.save
 
             def fail(store: TaskStore, path: Any, **options: Any) -> Any:
                 if store.task == "b":
                     raise ConfigError("no space left")
                 return save(store, path, **options)
 
-            monkeypatch.setattr(saving, "save_task", fail)
+            monkeypatch.setattr(saving, "save", fail)
             with pytest.raises(ConfigError, match="no space"):
                 await buffer.save(tmp_path)
             assert sorted(tmp_path.iterdir()) == before

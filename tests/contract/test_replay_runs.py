@@ -7,7 +7,7 @@ import copy
 import json
 import pickle
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -461,16 +461,17 @@ def test_a_resume_that_fails_before_its_end_is_repeated_and_restores_all(
             async with build("exp6", namespace=name) as buffer:
                 await put(buffer, 0)
                 await everything(buffer)
-        replace = resuming._replace_tasks
-        for late in (False, True):
+        flush = resuming.Resumption._flush
+        for puts in range(4):  # before the first put, and after some, of the first task and another
+            done = iter(range(puts))
 
-            def die(attempts: Any, late: bool = late) -> None:
-                if late:
-                    replace(attempts)
-                raise Killed
+            def die(resumption: Any, done: Iterator[int] = done) -> None:
+                if next(done, None) is None:
+                    raise Killed
+                flush(resumption)
 
             with monkeypatch.context() as patched:
-                patched.setattr(resuming, "_replace_tasks", die)
+                patched.setattr(resuming.Resumption, "_flush", die)
                 async with build(run, namespace=name) as buffer:
                     with pytest.raises(Killed):
                         await buffer.resume(tmp_path)

@@ -429,23 +429,18 @@ class ReplayBuffer:
         """Fill this empty buffer from a save; groups keep their order and all fields.
 
         A buffer with a `run` goes on with what Redis holds, and logs how much, if that is of the
-        save's run or of its own: nothing is restored then. To go back to the save all the same,
-        delete the tasks first.
+        save's run or of its own: nothing is put then. To go back to the save all the same, delete
+        the tasks first.
 
-        All tasks are restored in one step, or none; groups that other processes put meanwhile stay,
-        and make this call raise ConfigError. It may be repeated: after a success, if nothing was
-        put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
-        step, and a call that failed or was killed between two tasks is completed by the next one.
-
-        After each error, unless it is uncertain, nothing was changed; on a Redis Cluster, a note of
-        the error names the tasks that are restored.
+        Tasks are filled one after the other, each group once. A call that broke off is repeated,
+        and goes on; after a success, if nothing was put or taken since, it changes nothing. Groups
+        that other processes put or take meanwhile are put and taken beside.
 
         Raises:
             ConfigError: The buffer is not empty, or holds groups of another run; the save is of
-                another order, or there is none.
-            DecodeError: The save is malformed or of a newer redrb.
-            StoreError: Another process began to resume this buffer meanwhile.
-            StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
+                another order, or there is none; a task was deleted meanwhile.
+            DecodeError: The save is malformed or of another redrb.
+            StoreUnavailable: Redis stayed away; the same call goes on.
         """
         await self._executor.drain()
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))

@@ -234,13 +234,6 @@ class Tasks:
         store = self.store(task)
         return bool(store.client.execute("EXISTS", store.keys.removed))
 
-    def forget(self, task: str) -> None:
-        """Close the stream of a task that was replaced; the next `open` opens it again."""
-        with self._lock:
-            stream = self._streams.pop(task, None)
-        if stream is not None:
-            stream.close()
-
     def close(self) -> None:
         """Close the streams; their leased groups are requeued."""
         with self._lock:

@@ -60,15 +60,3 @@ local function all_settings(held)
     unfinished = (work[1] or work[2] or work[3]) and true or false,
   })
 end
-
--- The fields of the task that a copy of it has, too, by name; nil if there are none.
-local function task_fields()
-  local found, stored = nil, redis.call('HGETALL', task) -- bound: settings and counters of the task
-  for i = 1, #stored, 2 do
-    if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
-      found = found or {}
-      found[stored[i]] = stored[i + 1]
-    end
-  end
-  return found
-end

@@ -90,6 +90,7 @@ class Put(Call[PutReply], frozen=True):
         rights: Of admission, see `Rights.record`.
         sources: Of forwarded groups, see `Sources.record`.
         parts: Claim on the parts that the put's one group is made of.
+        saved: Of groups of a saved task: see `redrb/stream/saving/resuming.py`.
     """
 
     script: ClassVar = "put/put"
@@ -106,6 +107,7 @@ class Put(Call[PutReply], frozen=True):
     rights: dict[str, Any] | None
     sources: dict[str, Any] | None
     parts: Claim | None
+    saved: dict[str, Any] | None = None
 
     def storing(
         self,

@@ -400,7 +400,8 @@ class Lease(PartsLease[Collection[int]]):
                 priorities that were given to the put into this task are not known here.
 
         Returns:
-            The id of each group in `stream`, in the order of `groups`; None for filtered ones.
+            The id of each group in `stream`, in the order of `groups`; None for filtered ones, and
+            for those that were stored before `stream` was resumed from a file.
 
         Raises:
             LeaseLost: Another consumer has taken groups over. It forwards those that this call has
