@@ -30,6 +30,7 @@ from benchmarks.sections import (
     scale,
     servers,
     shapes,
+    shards,
     staleness,
 )
 
@@ -45,6 +46,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "latency": latency.run,
     "backlog": backlog.run,
     "profile": profile.run,
+    "shards": shards.run,
     "replicas": replicas.run,
     "observing": observing.run,
     "staleness": staleness.run,

@@ -278,6 +278,30 @@ def _replicas(figure: Figure, figures: Figures) -> None:
     axes.set_ylabel("times the puts that wait for none (dashed)")
 
 
+def _shards(figure: Figure, figures: Figures) -> None:
+    """Draw the busiest node's time over that of one node, beside 1/n."""
+    panels = figure.subplots(1, len(figures["sizes"]), sharey=True, squeeze=False)[0]
+    for axes, (size, found) in zip(panels, figures["sizes"].items(), strict=True):
+        for index, (ending, label) in enumerate(
+            (("", f"{figures['shards']} shards"), ("separate tasks", "separate tasks"))
+        ):
+            cases = {
+                int(name.partition(",")[0].removeprefix("nodes=")): case
+                for name, case in found.items()
+                if name.partition(", ")[2] == ending
+            }
+            nodes = list(cases)
+            ratios = [case["busiest_over_one_node"] for case in cases.values()]
+            axes.plot(nodes, ratios, "o-", label=label, color=PALETTE[index])
+        axes.plot(nodes, [1 / count for count in nodes], "--", label="1/n", color="#5d6d7e")
+        axes.set_ylim(bottom=0)
+        axes.set_title(size)
+        axes.set_xlabel("nodes")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    panels[0].set_ylabel("processor time of the busiest node, over that of one node")
+
+
 def _profile(figure: Figure, figures: Figures) -> None:
     """Draw the parts of the server's time over the whole time of the packed floor."""
     axes, shapes = figure.subplots(), figures["shapes"]
@@ -356,6 +380,7 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "latency": _latency,
     "backlog": _backlog,
     "profile": _profile,
+    "shards": _shards,
     "replicas": _replicas,
     "observing": _observing,
     "staleness": _staleness,

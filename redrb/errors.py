@@ -5,7 +5,7 @@
     │   ├── TaskMismatch                the task exists with other settings
     │   ├── UnknownTask                 no such task or table, and none may be created
     │   ├── AdmissionRefused            the task gives no rights to begin groups
-    │   └── WrongStep                   a rank asks for a step that is over, or not the next
+    │   └── WrongStep                   a rank asks for another step than rank 0
     ├── RecordError (ValueError)        an item or batch of experience is malformed
     ├── EncodeError (ValueError)        a group cannot be written in the wire format
     ├── DecodeError (ValueError)        bytes are not a valid group or manifest
@@ -22,7 +22,6 @@
     ├── TaskInUse                       consumers or producers use a task that is to be deleted
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
     ├── AdmissionTimeout (TimeoutError) no right to begin groups in time; none was given
-    ├── RankLost                        a rank died; no rank got a part of the step
     ├── LeaseLost                       another consumer has taken over the lease
     ├── CheckpointFailed                the disk took no checkpoint; the one before is whole
     ├── EngineError                     an inference server cannot be used
@@ -118,11 +117,11 @@ class UnknownTask(ConfigError):
 
 
 class WrongStep(ConfigError):
-    """A rank asked for a step that all ranks have acknowledged, or that is not the next one.
+    """A rank asked for another step than rank 0.
 
     Attributes:
         step: The step that was asked for.
-        next_step: The step to ask for.
+        next_step: The step of rank 0.
     """
 
     def __init__(self, *, task: str, step: int, next_step: int, why: str) -> None:
@@ -288,7 +287,6 @@ _FATES = {
     "other_status": "have another status",
     "leased_here": "are leased by this consumer",
     "leased_elsewhere": "are leased by other consumers",
-    "leased_by_ranks": "are leased by ranks",
     "acked": "are acknowledged",
     "expired": "expired as too stale",
     "filtered": "were filtered at put",
@@ -309,12 +307,12 @@ _ENDS = {
         "the reasons."
     ),
     "expired": "",  # by the versions that are known
-    "evicted": "Most groups are evicted: raise capacity, or take faster.",
+    "evicted": "Most groups are evicted: raise limit, or take faster.",
     "dead": "Most groups are dead letters: ",  # and where the reasons are
 }
 """Advice where this was the fate of at least half of the groups put."""
 
-_STORED = ("unmatched", "other_status", "leased_here", "leased_elsewhere", "leased_by_ranks")
+_STORED = ("unmatched", "other_status", "leased_here", "leased_elsewhere")
 
 
 class TaskInUse(RedrbError):
@@ -336,8 +334,8 @@ class BatchTimeout(RedrbError, TimeoutError):
         missing_ranks: Of a take of ranks: the ranks that did not ask for the step.
         fates: Where all groups of the task were at the last check, as the consumer group sees it:
             `put` is the sum of `available`, `unmatched` (they do not match the query),
-            `other_status`, `leased_here` (by the consumer of this take), `leased_elsewhere` (for
-            ranks: `leased_by_ranks`), `acked`, `expired`, `filtered`, `evicted` and `dead`;
+            `other_status`, `leased_here` (by the consumer of this take), `leased_elsewhere`,
+            `acked`, `expired`, `filtered`, `evicted` and `dead`;
             `put_ever`, `filtered_ever` and `expired_ever` count the groups of all producers, also
             those before the consumer group joined, of the latter those that were too stale on
             arrival. If makers wait for the right to begin groups, `makers_waiting`
@@ -585,26 +583,6 @@ class AdmissionTimeout(RedrbError, TimeoutError):
             f"{counted(max(self.trained, 0), 'group', 'were')} trained{since}. Check that "
             "trainers take, acknowledge and publish, and that makers put what they began; or raise "
             "max_staleness."
-        )
-
-
-class RankLost(RedrbError):
-    """A rank's heartbeat stopped while others waited for it; no rank got a part of the step.
-
-    Start the lost ranks again, and take this step on all ranks.
-
-    Attributes:
-        step: The step, the same on all ranks.
-    """
-
-    def __init__(self, *, task: str, step: int, ranks: tuple[int, ...]) -> None:
-        self.task = task
-        self.step = step
-        self.ranks = ranks
-        listed = ", ".join(map(str, ranks))
-        super().__init__(
-            f"task {task!r}: ranks {listed} died or left before step {step}, so no rank gets a "
-            f"part of it. Start them again, and take step {step} on all ranks."
         )
 
 

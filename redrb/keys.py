@@ -6,6 +6,7 @@ import itertools
 import re
 from binascii import crc_hqx
 from dataclasses import dataclass
+from typing import Final
 
 from redrb.errors import ConfigError
 
@@ -77,6 +78,44 @@ def reference_weights(name: str) -> str:
     return f"{name}-reference"
 
 
+TASK_KEYS: Final = {
+    owner: tuple(names.split())
+    for owner, names in {
+        "task": "stream task puts facts groups changes refreshed behind dead buried "
+        "admission rights right holders holds makers "
+        "parts part_records part_blobs part_due part_ends part_ended sources workers announcements",
+        "group": "group clock consumers deliveries joining leases letters returning slots spared "
+        "staleness ranks rank_steps",
+        "notes": "moved expiries reads",
+        "pool": "ready versions newest mass queries",
+        "queue": "queue needs",
+    }.items()
+}
+"""The keys that go with a task: its own, and `<name>:<owner>` of what else they belong to.
+
+A consumer group has those of "group" and of "notes", which hold a field for each entry that is not
+done in it; the groups that wait for it in one status are a pool. Scripts name a list
+`TASK_KEYS.owner`: what deletes a task or a consumer group goes through them.
+"""
+
+TASK_REST: Final = ("sources:<origin>", "wake:<waiter>", "removed")
+"""Further keys of a task: one for each origin that `sources` has, and those that expire."""
+
+TABLE_KEYS: Final = {
+    owner: tuple(names.split())
+    for owner, names in {
+        "table": "task puts keys rows tags columns changes gone cleared marks claims",
+        "claim": "claimed parts consumed spent",
+        "queue": "queue needs",
+    }.items()
+}
+"""The keys that go with a table; those of "claim" belong to a task that claims its rows."""
+
+TABLE_REST: Final = (
+    *("claims:<task>:<key>", "trash", "<token>:<place>"),
+    *("wake:<waiter>", "restoring:<token>:<key>"),
+)
+"""Further keys of a table: tasks that claim; values, and those to delete; those that expire."""
 _SLOTS = 16384
 """Slots of a cluster."""
 

@@ -22,7 +22,6 @@ from redrb.lua.pages import PAGES
 from redrb.lua.scripts import load
 from redrb.stream import heartbeat
 from redrb.stream.put import room
-from redrb.stream.ranks import ranks
 from redrb.stream.take import taker
 from tests.audit import audit
 from tests.clusters import RedisCluster
@@ -173,6 +172,13 @@ def client(url: str) -> Iterator[Client]:
 
 
 @pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    """A client of each real server in turn, with all rights."""
+    with redrb.connect(real_url, retry_s=10) as client:
+        yield client
+
+
+@pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make pages of the scripts small in this process: `pages(taken_over=3)`."""
     with small_pages(monkeypatch) as make:
@@ -213,7 +219,7 @@ def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits of this process end by wake-ups; without one, a waiter looks after LOOK_AGAIN_S."""
     monkeypatch.setattr(deadline, "SLICE_S", LOOK_AGAIN_S)
-    for module in (taker, room, ranks):
+    for module in (taker, room):
         monkeypatch.setattr(module, "QUEUE_TTL_MS", 60_000)
 
 

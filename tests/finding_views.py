@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
 from redrb.environment import PREFIX, child_environment
+from redrb.scopes import Closing
 from tests import warm
 from tests.dashboards import Dashboard
 
@@ -32,7 +32,7 @@ def codes(record: Record) -> list[tuple[str, str]]:
     return [(finding["code"], finding["subject"]) for finding in record["findings"]]
 
 
-class FindingViews:
+class FindingViews(Closing):
     """Watches a namespace in three ways, each of them in a process of its own.
 
     Attributes:
@@ -58,15 +58,8 @@ class FindingViews:
             assert process.stdout is not None
             self._start(view, process.stdout)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all processes."""
         for process in self._processes:
             process.kill()
         for thread in self._threads:

@@ -34,7 +34,10 @@ _GLOBALS = (
         "unpack",
     ),
 )
-_OPTIONS = ("--no-config", "--no-cache", "--no-color", "--codes", "--formatter=plain", "--std=none")
+_OPTIONS = (
+    *("--no-config", "--no-cache", "--no-color", "--codes", "--formatter=plain", "--std=none"),
+    "--no-max-line-length",  # a script has lists in the place of their names
+)
 _WARNING = re.compile(r"^.*/(\d+)\.lua:(\d+):\d+: \((\w\d+)\) (.*)$", re.M)
 _UNUSED = ("W211", "W221", "W231", "W241")
 

@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+
+from redrb.scopes import Closing
 
 _PIECE = 1 << 16
 _MOST_HELD = 1 << 20
@@ -43,7 +43,7 @@ class Link:
         self.server.close()
 
 
-class Proxy:
+class Proxy(Closing):
     """Forwards connections to a server, from a thread of its own.
 
     Attributes:
@@ -64,17 +64,6 @@ class Proxy:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def links(self) -> Sequence[Link]:

@@ -51,6 +51,23 @@ def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     )
 
 
+def weights(value: int = 0) -> dict[str, torch.Tensor]:
+    """Return 7 chunks of 1024 bytes; of two values few elements differ."""
+    dice = torch.Generator().manual_seed(0)
+    state = {
+        "a": torch.randn(2000, generator=dice).bfloat16(),
+        "b": torch.arange(600, dtype=torch.int32),
+    }
+    state["a"].view(torch.int16)[5:10] += value
+    state["b"][-3:] = value
+    return state
+
+
+def zeros() -> dict[str, torch.Tensor]:
+    """Return a target for `weights`."""
+    return {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+
+
 def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}
 

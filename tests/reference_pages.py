@@ -353,7 +353,6 @@ UNITS = {
     "groups": "groups",
     "groups_per_version": "groups",
     "idle_timeout": "s",
-    "capacity": "groups",
     "lease_ms": "ms",
     "lora_rank": "dimensions",
     "limit": "groups",

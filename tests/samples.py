@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from redrb import BufferItem, Experience, Lease
+from redrb import BufferItem, Experience
 from redrb.experience.records import TENSOR_FIELDS
+from redrb.stream.take.lease import PartsLease
 
 
 def numbered(number: int, **changes: Any) -> BufferItem:
@@ -25,9 +26,9 @@ def numbered(number: int, **changes: Any) -> BufferItem:
     return BufferItem(**{**fields, **changes})
 
 
-def numbers(records: Lease | Iterable[BufferItem]) -> list[int]:
+def numbers(records: PartsLease[Any] | Iterable[BufferItem]) -> list[int]:
     """Return the numbers of the samples in a lease or a list."""
-    items = records.items() if isinstance(records, Lease) else records
+    items = records.items() if isinstance(records, PartsLease) else records
     return [int(item.reward) for item in items if item.reward is not None]
 
 

@@ -11,17 +11,16 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 from redrb.environment import child_environment
+from redrb.scopes import Closing
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ENTER, _LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
-class Terminal:
+class Terminal(Closing):
     """A process whose input, output and controlling terminal are a pseudo terminal.
 
     Attributes:
@@ -47,15 +46,8 @@ class Terminal:
         )
         self._theirs = theirs  # stays open: the terminal outlives the process
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the process, and the terminal with it."""
         self.process.kill()
         self.process.wait(10)
         os.close(self._ours)

@@ -28,12 +28,13 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
         "list the tasks, tables and weights of a namespace. Waiting and leased are those of the "
-        "consumer group. The limit is the most groups that may wait or be leased, or that are kept "
-        "with a capacity, and the most bytes. The size of a task is an estimate: its stored groups "
+        "consumer group. The limit is the most groups that may wait or be leased, and the most "
+        "bytes. The size of a task is an estimate: its stored groups "
         "times the mean size of all groups ever put. The size of weights is that of the newest "
         "version; in use are those of live makers, kept is the number of versions, in redis the "
         "bytes of all. Below a table stand the tasks that claim its rows: rows that wait, that are "
-        "leased, and that were consumed. What this user may not read is listed without figures."
+        "leased, and that were consumed. `math@*` is the sum of the shards of one stream. What "
+        "this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -89,7 +90,9 @@ def _lines(state: State) -> Iterator[str | Table]:
     claims = {claim.name for each in state.tables for claim in each.claims}
     tasks = [task for task in state.tasks if task.name not in claims]
     if tasks:
-        yield table(_TASKS, map(_task_row, tasks), left=("task", "order"))
+        from redrb.watch.state.shards import with_sums
+
+        yield table(_TASKS, map(_task_row, with_sums(tasks)), left=("task", "order"))
     if tasks and (state.tables or state.weights):
         yield ""
     if state.tables:
@@ -113,7 +116,7 @@ def _task_row(task: TaskState) -> list[str]:
 
 def _limits(stats: StreamStats) -> str:
     """Return the bounds of a task, such as "4,096, 1.0 GB"."""
-    groups = [f"{most:,}" for most in (stats.limit, stats.capacity) if most]
+    groups = [f"{stats.limit:,}"] if stats.limit else []
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 
 

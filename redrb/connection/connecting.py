@@ -88,8 +88,6 @@ def connect(
     url = url or of_variable
     if not url:
         raise ConfigError("no Redis URL: pass one, or set REDRB_URL=redis://host:6379/0.")
-    if not isinstance(url, str):
-        raise ConfigError(f"the Redis URL is a {type(url).__name__}: pass a string.")
     try:
         address = parse_address(url)
         if min_replicas and address.scheme in ("fake", "embedded"):

@@ -100,6 +100,8 @@ def parse_address(url: str) -> Address:
         ConfigError: Unknown scheme, no host, bad port, database or option. The message never has
             the password.
     """
+    if not isinstance(url, str):
+        raise ConfigError(f"the Redis URL is a {type(url).__name__}: pass a string.")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)

@@ -23,11 +23,10 @@ PAGES: dict[str, int] = {
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
     # Groups that end, arrive or change their place.
-    "ended": 256,  # groups of a lease, or a step of ranks, that one request acknowledges or ends
+    "ended": 256,  # groups of a lease that one request acknowledges or ends
     "failed": 100,  # groups of a lease that one request fails or rejects, up to "copied_bytes"
     "expired": 50,  # groups that expire in one call
     "orphans": 100,  # entries of failed puts that one call finds, up to "copied_bytes"
-    "evicted_beside": 300,  # groups evicted beside a put, divided by 2 + the consumer groups
     "candidates": 1000,  # ids that one call looks at for groups to evict
     "candidates_leased": 50,  # leased groups that one call passes over while it evicts
     "candidates_window": 128,  # ids that are read together to find groups to evict

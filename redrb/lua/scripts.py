@@ -7,16 +7,17 @@ of all files takes longer than most calls do: an include inside a block, indente
 made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
 commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
 they run later for the same user, and do not check its permissions again. `PAGE.name` is a number of
-`redrb.lua.pages`, `SEGMENT.name` one of `redrb.lua.records`. A reply that has cases begins with a
-word. Repeated with the same arguments a script changes nothing more, so the client repeats it when
-a connection breaks.
+`redrb.lua.pages`, `SEGMENT.name` one of `redrb.lua.records`; `TASK_KEYS.owner` and
+`TABLE_KEYS.owner` are lists of names of `redrb.keys`. A reply that has cases begins with a word.
+Repeated with the same arguments a script changes nothing more, so the client repeats it when a
+connection breaks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redrb.connection import Client, failures
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply
+from redrb.keys import TABLE_KEYS, TASK_KEYS
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.pages import PAGES
 from redrb.lua.records import SEGMENT
@@ -37,8 +39,13 @@ T = TypeVar("T")
 _INCLUDE = "--@include "
 _BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
 _COMMANDS = "local commands = {}"
-_NUMBERS = {"PAGE": PAGES, "SEGMENT": SEGMENT}
-_NUMBER = re.compile(r"\b(PAGE|SEGMENT)\.(\w+)")
+_DECLARED: dict[str, Mapping[str, int | tuple[str, ...]]] = {
+    "PAGE": PAGES,
+    "SEGMENT": SEGMENT,
+    "TASK_KEYS": TASK_KEYS,
+    "TABLE_KEYS": TABLE_KEYS,
+}
+_NAMED = re.compile(r"\b(PAGE|SEGMENT|TASK_KEYS|TABLE_KEYS)\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
     lines = _lines(name, source)
     text = "\n".join(line for _, line in lines)
-    text = _NUMBER.sub(lambda named: str(_NUMBERS[named[1]][named[2]]), text)
+    text = _NAMED.sub(_declared, text)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
 
@@ -177,6 +184,11 @@ def _with_commands(source: str, lines: list[tuple[str, str]]) -> list[tuple[str,
         whole = [_COMMANDS[:-1], *listed, "}"] if code.startswith(_COMMANDS) else [code]
         filled += [(place, each) for each in whole]
     return filled
+
+
+def _declared(named: re.Match[str]) -> str:
+    value = _DECLARED[named[1]][named[2]]
+    return str(value) if isinstance(value, int) else "{'" + "', '".join(value) + "'}"
 
 
 def _read(name: str) -> str:

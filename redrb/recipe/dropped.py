@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.errors import RecordError
@@ -23,7 +27,8 @@ class Choice:
     """Says which groups of a maker are trained, and notes in them what was dropped before.
 
     A group is kept if its mean reward is above `above` and below `below`, or not finite: the task
-    drops that one as a bad one, so that nothing is noted in it.
+    drops that one as a bad one, so that nothing is noted in it. Mean and bounds are rounded to the
+    type of the rewards: 0.1 in float32 is not above 0.1.
 
     Attributes:
         dropped: Groups that were dropped; who counts them sets it to 0.
@@ -33,13 +38,17 @@ class Choice:
         self._above, self._below, self.dropped = above, below, 0
         self._rewards: list[float] = []  # of dropped samples that are not noted yet
 
-    def extras(self, rewards: list[float]) -> dict[str, Any] | None:
+    def extras(self, rewards: Tensor) -> dict[str, Any] | None:
         """Return more extras of the first sample of a new group; None if the group is dropped."""
-        mean = sum(rewards) / len(rewards)
-        if not math.isfinite(mean):
+        values, kind = rewards.tolist(), rewards.dtype
+        numbers = [mean(values), self._above, self._below]
+        found, above, below = torch.tensor(numbers, dtype=torch.float64).to(
+            kind if kind.is_floating_point else torch.float64
+        )
+        if not found.isfinite():
             return {}
-        if mean <= self._above or mean >= self._below:
-            self._rewards += rewards
+        if found <= above or found >= below:
+            self._rewards += values
             self.dropped += 1
             return None
         noted, self._rewards = self._rewards, []
@@ -48,10 +57,10 @@ class Choice:
     def kept(self, experience: Experience) -> Iterator[Experience]:
         """Yield the groups of a batch that are trained, in one batch, unless there is none."""
         raw, size = experience.tensors.get(RAW_REWARD, experience.reward), len(experience)
-        rewards = [math.nan] * size if raw is None else raw.tolist()
+        rewards = torch.full([size], math.nan) if raw is None else raw
         rows, extras = [], per_sample(experience, "extras", size)
         for group in GroupedRows(experience).rows():
-            more = self.extras([rewards[row] for row in group])
+            more = self.extras(rewards[list(group)])
             if more is not None:
                 rows += group
                 extras[group[0]] = {**(extras[group[0]] or {}), **more}

@@ -20,7 +20,7 @@ from redrb.algorithms.generation import SamplingEnded
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError, RecordError
+from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
 from redrb.experience.faults import Fault, log_filtered
 from redrb.recipe.dropped import Choice
@@ -163,8 +163,6 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
         """Open the task; without an episode, completions are scored together with their group."""
         self._client, self._recipe, self._overlong = client, recipe, recipe.overlong
         self._choice = Choice(recipe.reward_above, recipe.reward_below)
-        if episode and self._overlong:
-            raise ConfigError("leave --overlong-cache out: an episode gives its whole reward.")
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
         with ExitStack() as undo:
@@ -245,7 +243,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
             log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
             return None
-        noted = self._choice.extras(rewards.tolist())
+        noted = self._choice.extras(rewards)
         if self._overlong is not None:
             actions: list[Any] = [item.action_log_probs for item in items]
             raw = rewards

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from redrb.errors import ConfigError
 from redrb.options import option
 from redrb.recipe.language import GRPORecipe
 
@@ -46,6 +47,11 @@ class EpisodeRecipe(GRPORecipe):
         above=0,
         agree=False,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlong_cache:
+            raise ConfigError("leave --overlong-cache out: an episode gives its whole reward.")
 
     @classmethod
     def missing(cls) -> list[str]:

@@ -297,6 +297,11 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
         0, "rank of LoRA on all linear layers, which alone are trained; 0: train all", least=0
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlong_cache > self.max_new_tokens:
+            raise ConfigError("--overlong-cache must be at most --max-new-tokens.")
+
     def models(self) -> dict[str, nn.Module]:
         """Return the policy as `actor`, with LoRA layers if `lora_rank` is above 0."""
         models = super().models()

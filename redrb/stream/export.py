@@ -152,7 +152,7 @@ class _Export:
         self.shards = _Shards(directory, shard_bytes)
         self._reader = reader
         self._directory = directory
-        names = [each.name for each in reader.header.groups]
+        names = reader.header.groups
         self._place = names.index(group) if group in names else -1
         self._names = reader.header.tags
 

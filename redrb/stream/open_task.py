@@ -77,8 +77,7 @@ class OpenTask:
         that they are taken a second time.
 
         Groups whose ids may be those of other groups by now are not acknowledged, and a warning
-        says how many: all of them when the task was created anew since, and those that were put
-        after the save when it was restored from a file.
+        says how many: all of them when the task was created anew since, as by a resume from a file.
 
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
@@ -170,8 +169,7 @@ class OpenTask:
         other.
 
         Args:
-            ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
-                incarnations, from which the task was restored, are ids of the same groups.
+            ids: Ids that the groups had, as `dead_letters` returns them.
 
         Returns:
             The new id of each group that this call has requeued, by the id of its letter. Ids
@@ -307,16 +305,17 @@ class OpenTask:
         return save(self._store, path)
 
     def resume(self, path: AnyPath) -> SavedTask:
-        """Fill this task, into which nothing was ever put, from a file.
+        """Put the groups of a file into this task, which must be empty, in their order.
 
-        Leased groups wait again. Settings that this task was not given are those of the file. After
-        an error the task is unchanged, unless `StoreUnavailable.uncertain` is set.
+        Leased groups wait again. Settings that this task was not given are those of the file; ids
+        and counters begin anew. Each group is put once: a call that broke off midway is repeated,
+        and goes on. Resume before workers use the task: they get the groups as they come.
 
         Raises:
-            ConfigError: The file cannot be read, or the task was used.
+            ConfigError: The file cannot be read, the task holds groups, or was deleted meanwhile.
             TaskMismatch: The task has another order or other tags.
-            DecodeError: The file is damaged, or of a newer format.
-            StoreUnavailable: Redis stayed away.
+            DecodeError: The file is damaged, or of another format.
+            StoreUnavailable: Redis stayed away; the same call goes on.
         """
         resumed = resume(self._store, path)
         self._task.reopen()

@@ -114,7 +114,8 @@ class ExperienceStream(OpenTask, Closing):
             namespace: Keeps experiments on one server apart.
             group: Consumer group of `take`; each consumer group gets every group of samples.
             on_full: Behaviour of `put` at the limit or at the server's memory limit: "block",
-                "drop_oldest" (evict groups that are not leased) or "error" (raise StoreFull).
+                "drop_oldest" or "drop_stalest" (evict groups that are not leased, by arrival or the
+                lowest policy version first), or "error" (raise StoreFull).
             lease_ms: Silence of this object's heartbeat after which its leased groups are requeued
                 for other consumers, and its rights to begin groups return to the task.
             weights: Name of the published weights whose newest version is the task's current one.
@@ -165,6 +166,11 @@ class ExperienceStream(OpenTask, Closing):
             weights=weights,
             create=create,
         )
+        if on_full == "drop_stalest" and not opened.description.by_version:
+            raise ConfigError(
+                f'on_full="drop_stalest": task {task!r} indexes no policy versions: give it '
+                'order="stalest" or max_staleness too, or use "drop_oldest".'
+            )
         opened.is_advanced = implied is not None
         opened.log_unbounded(asked)
         super().__init__(opened, options.group)
@@ -196,7 +202,7 @@ class ExperienceStream(OpenTask, Closing):
         )
         worker.holds(self._consumer, self._admitter.maker)
         self._taker = Taker(opened, self._consumer)
-        self._ranks = Ranks(opened, self._consumer)
+        self._ranks = Ranks(opened, self._consumer, self._taker)
         close_at_end(self, ExperienceStream._close, client)
 
     def __repr__(self) -> str:
@@ -468,10 +474,9 @@ class ExperienceStream(OpenTask, Closing):
         queue when this consumer's heartbeat stops. Waiting takes are served in the order of their
         arrival.
 
-        With `rank`, `world_size` and `step` all ranks take one batch together. It is formed once,
-        when every rank has asked for the step; the lease holds this rank's `count / world_size`
-        groups, the same ones again until all ranks have acknowledged theirs. See
-        docs/how-to/several-ranks.md.
+        With `rank`, `world_size` and `step` all ranks take one batch together: rank 0 leases it,
+        and each rank gets `count / world_size` groups of it, or the same error. Rank 0's `ack` ends
+        the step for all ranks. See docs/how-to/several-ranks.md.
 
         Args:
             count: Groups in the batch, >= 1.
@@ -487,8 +492,7 @@ class ExperienceStream(OpenTask, Closing):
                 query waits.
             rank: Number of this process among the ranks, 0 to `world_size - 1`.
             world_size: Number of ranks; `count` must be a multiple of it.
-            step: Number of the batch, which counts up by one; a job that starts again continues at
-                the step of its checkpoint.
+            step: Number of the batch, the same on all ranks.
             balance: "tokens": all parts have about as many tokens; None: groups are dealt in turn.
 
         Returns:
@@ -497,11 +501,10 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             BatchTimeout: Too few groups came in time, or not all ranks; none was taken.
             LeaseLost: Another consumer holds groups of `ack` by now; nothing was taken.
-            RankLost: Another rank's heartbeat stopped; no rank got a part of this step.
-            WrongStep: All ranks have acknowledged this step, or another one comes first.
-            ConfigError: `count` exceeds the task's limit, so the batch could never be full; takes
-                with and without ranks meet in one consumer group; or there is a query, and the
-                task's order draws.
+            WrongStep: Rank 0 takes another step.
+            ConfigError: `count` exceeds the task's limit, so the batch could never be full; ranks
+                ask for different batches, or two processes are the same rank; or there is a query,
+                and the task's order draws.
             StoreUnavailable: Redis stayed away.
         """
         request = self._take_request(count, at_least, status, where)
@@ -515,8 +518,8 @@ class ExperienceStream(OpenTask, Closing):
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        with Deadline(seconds), self.worker.steps.fetching():
-            return self._ranks.take(place, request, by)
+        with self.worker.steps.fetching():
+            return self._ranks.take(place, request, by, seconds)
 
     def leases(
         self,
@@ -662,7 +665,7 @@ class ExperienceStream(OpenTask, Closing):
         parts = (self.worker.close, self._admitter.maker.close, self._producer.close, consumer)
         with Deadline(self._store.client.retry_s), ExitStack() as scope:
             close_ahead(self, requeue=requeue)
-            for close in (*parts, self._ranks.close) if requeue else parts:
+            for close in parts:
                 scope.callback(close)  # the last one first; one that fails keeps no other open
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:

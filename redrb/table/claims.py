@@ -15,7 +15,7 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.transport import without_errors
 from redrb.errors import BatchTimeout, ConfigError, StaleRun
 from redrb.experience import BufferItem
-from redrb.keys import check_name
+from redrb.keys import TABLE_KEYS, check_name
 from redrb.lua.pages import PAGES
 from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease, StreamStats
@@ -121,10 +121,9 @@ class Claims:
         task = check_name("task", task)
         self._index.refuse_stale()
         node, prefix = self._index.client, self._index.keys.prefix
-        kinds = ("claimed", "parts", "consumed", "spent")
         pipeline = node.transaction(f"{prefix}none")
         pipeline.add("HDEL", self._index.keys.claims, task)
-        pipeline.add("UNLINK", *(f"{prefix}{kind}:{task}" for kind in kinds))
+        pipeline.add("UNLINK", *(f"{prefix}{kind}:{task}" for kind in TABLE_KEYS["claim"]))
         pipeline.add("EXEC")
         node.retrying(lambda: without_errors(without_errors(node.exchange(pipeline))[-1]))
         return self.delete(task)

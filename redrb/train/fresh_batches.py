@@ -13,7 +13,7 @@ import torch
 from redrb.codec import GroupLayout
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
-from redrb.errors import ConfigError, LeaseLost, RecordError, WrongStep
+from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import Experience
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.feeding import ExperienceLoader
@@ -111,13 +111,6 @@ class FreshBatches:
                     _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
                     self._close_loader()
                     self.callbacks.on_misfits(error)
-                    continue
-                except WrongStep as error:
-                    # ranks go on at their next step, if the first one was already trained
-                    if self.ack != "step" or self._taken:
-                        raise
-                    self._close_loader()
-                    self._first_step = error.next_step
                     continue
             if batch is not None and loader.lease is not None:
                 self._taken += 1

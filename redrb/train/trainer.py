@@ -35,7 +35,7 @@ _log = logging.getLogger("redrb")
 def replace_predecessor(client: Client, trainer: str, stream: ExperienceStream) -> None:
     """Requeue at once all groups that an earlier trainer of this name leases.
 
-    Trainers that share a task as ranks need no such call: `take` requeues for them.
+    Ranks need no such call: the first take of rank 0 requeues.
     """
     key = consumer_key(stream.namespace, trainer)
     client = client.at(key)
@@ -244,8 +244,7 @@ class Trainer(Closing):
             train_epochs: Times that each batch is trained.
 
         Raises:
-            ConfigError: A number cannot be used, or too many batches lie between two checkpoints
-                of ranks.
+            ConfigError: A number cannot be used.
             BatchTimeout: No full batch came within the trainer's `timeout`.
             Exception: Any error of `training_step` or of a callback; the batch is requeued then. A
                 RecordError that names a `field` which the batch does not have ends `fit` on ranks

@@ -26,7 +26,6 @@ from redrb.errors import (
 )
 from redrb.experience import Experience
 from redrb.stream import Lease
-from redrb.stream.ranks.calls import MOST_STEPS
 from redrb.stream.worker import EQUAL_REWARDS
 from redrb.train.callbacks import TrainerCallback
 from redrb.train.checkpoint import Checkpoints, Position, Stateful, Unacked
@@ -89,17 +88,6 @@ class TrainingLoop:
             )
         checked_int("checkpoint_every", self.checkpoint_every, 1)
 
-    def check_limits(self, update_steps: int) -> None:
-        """Check that ranks may lease all batches between two checkpoints at once."""
-        batches = self.batches
-        leased = update_steps * self.checkpoint_every + 1 + batches.prefetch
-        if batches.ack == "checkpoint" and batches.rank is not None and leased > MOST_STEPS:
-            raise ConfigError(
-                f"ranks lease at most {MOST_STEPS} steps at once, and update_steps={update_steps} "
-                f"with checkpoint_every={self.checkpoint_every} leases {leased} until a "
-                'checkpoint: checkpoint more often, use fewer update_steps, or use ack="step".'
-            )
-
     def resume(self) -> bool:
         """Load the newest checkpoint that all ranks have, unless it was loaded; all call it."""
         if self.checkpoints is not None and not self._resumed:
@@ -114,8 +102,8 @@ class TrainingLoop:
             if step is not None:
                 position, unacked = self.checkpoints.load(step, parts)
                 self.checkpoints.forget_after(step)
-                # groups that the checkpoint holds as trained; ranks acknowledge them when they take
-                for incarnation, groups in unacked.items() if self.batches.rank is None else ():
+                # groups that the checkpoint holds as trained
+                for incarnation, groups in unacked.items():
                     self.batches.stream.settle(groups, incarnation=incarnation)
                 self.position = position
                 _log.info("trainer %r goes on after step %d", self.trainer.name, position.step)
@@ -129,7 +117,6 @@ class TrainingLoop:
         waits in a collective operation for a rank that has ended.
         """
         fresh, stop = self.batches, self.batches.stop
-        self.check_limits(update_steps)
         self.resume()
         if any_rank(bool(stop)):
             return
@@ -298,8 +285,7 @@ class TrainingLoop:
         if self.checkpoints is not None:
             unacked: Unacked = {}
             for lease in self._leased:
-                for seq, layout in lease.layouts.items():
-                    unacked.setdefault(lease.incarnation, {})[seq] = layout.samples
+                unacked.setdefault(lease.incarnation, {}).update(lease.unacknowledged)
             self.checkpoints.save(self.trainer.checkpointed(), self.position, unacked)
 
     def _acknowledge_leased(self) -> None:

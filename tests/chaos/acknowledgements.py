@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tests.chaos.failovers import Failover, Span, lost
-from tests.chaos.options import WORLD_SIZE
 
 Spans = dict[str, list[Span]]
 
@@ -35,7 +34,6 @@ class Acknowledgements:
     def __post_init__(self) -> None:
         self._tried: dict[tuple[str, str], float] = {}
         self._delivered: dict[tuple[str, str], float] = {}
-        self._parts: dict[int, dict[int, tuple[Span, list[str]]]] = defaultdict(dict)
 
     def deliver(self, worker: str, names: Iterable[str], began: float) -> None:
         """Note groups that a take delivered."""
@@ -50,7 +48,7 @@ class Acknowledgements:
             self._tried.setdefault((worker, name), at)
 
     def train(self, worker: str, names: Iterable[str], at: float) -> None:
-        """Note groups that a rank has trained, before it tries to acknowledge them."""
+        """Note groups that ranks have trained, before it tries to acknowledge them."""
         for name in names:
             self.trying.setdefault(name, at)
             self.trained[name].append(Span(self._delivered.get((worker, name), at), at))
@@ -60,24 +58,8 @@ class Acknowledgements:
         for name in names:
             self.done[name].append(Span(self._tried.pop((worker, name), at), at))
 
-    def end_part(self, step: int, rank: int, names: list[str], span: Span) -> None:
-        """Note a rank's acknowledgement: groups count when all ranks have theirs.
-
-        A step that is taken again after a failover replaces the one before.
-        """
-        parts = self._parts[step]
-        if rank not in parts or parts[rank][0].ended < span.ended:
-            parts[rank] = (span, names)
-
     def close(self) -> None:
         """Note that all journals are read."""
-        for parts in self._parts.values():
-            if len(parts) == WORLD_SIZE:
-                began = min(span.began for span, _ in parts.values())
-                ended = max(span.ended for span, _ in parts.values())
-                for _, names in parts.values():
-                    for name in names:
-                        self.done[name].append(Span(began, ended))
         for spans in (*self.done.values(), *self.trained.values()):
             spans.sort(key=lambda span: span.ended)
 

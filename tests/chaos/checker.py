@@ -34,8 +34,7 @@ _PUT_INTO = {
     **dict.fromkeys(("parts0", "parts1", "admitted"), ROLLOUTS),
 }
 _TAKEN_FROM = {
-    "rank0": STEPS,
-    "rank1": STEPS,
+    "ranks": STEPS,
     "stage": ROLLOUTS,
     **dict.fromkeys(("hoard0", "hoard1", "hoard2", "heir"), HELD),
 }

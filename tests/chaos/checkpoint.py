@@ -1,21 +1,22 @@
-"""A number in a file, such as the next step of a rank: it outlives the process."""
+"""A state in a file, such as the next step of a job and the groups it has trained."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 class Checkpoint:
-    """A number in a file, replaced at once; 0 at first."""
+    """A state in a file, replaced at once; it outlives the process."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, first: Any = 0) -> None:
+        self._path, self._first = path, first
 
-    def load(self) -> int:
-        return int(json.loads(self._path.read_text())) if self._path.exists() else 0
+    def load(self) -> Any:
+        return json.loads(self._path.read_text()) if self._path.exists() else self._first
 
-    def store(self, number: int) -> None:
+    def store(self, state: Any) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(number))
+        new.write_text(json.dumps(state))
         new.replace(self._path)

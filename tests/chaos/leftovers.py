@@ -12,13 +12,12 @@ from tests.chaos import stored
 
 _OF_TASKS = (
     "stream|task|puts|changes|dead|letters:default|groups|group:default|facts|behind|none"
-    "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
+    "|ready:default|staleness:default|clock:default|mass:default"
     "|admission|parts|part_ends|part_ended|sources|sources:.*|workers|announcements"
 )
-_FREE = b"0 ended"
-_RANKS = b"ranks:default"
 _EXPIRING = (
-    "spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
+    "ranks:default|rank_steps:default|spared:default|replies:.*|needs:.*|queue:.*|queries:.*"
+    "|chunk:.*|delta:.*"
     "|(claims:.*:)?(removed|wake:.*)"
 )
 _OF_WEIGHTS = (
@@ -42,29 +41,11 @@ def keys(client: redis.Redis, namespace: str, allowed: re.Pattern[str], when: st
         name = key.partition("}:")[2]
         stays = allowed.fullmatch(name) or (expires_ms >= 0 and re.fullmatch(_EXPIRING, name))
         content = stored.content(client, key)
-        if _is_of_ranks(name, content) or _is_of_letters(client, key, name):
+        if _is_of_letters(client, key, name):
             continue
         if not stays:
             findings.append(f"key {key} is left {when}: {content!s:.200}")
     return findings
-
-
-def _is_of_ranks(name: str, content: object) -> bool:
-    """Return whether a key holds the place that ranks keep while none of them is there.
-
-    That is their consumer, which never dies, and the slot of an attempt to form the next step, or
-    its place in the queue if the ranks were killed: the next call of anybody deletes it when its
-    deadline is over.
-    """
-    if name == "consumers:default":
-        return content == [(b"ranks", float("inf"))]
-    if name == "queue:default":
-        return isinstance(content, list) and [waiter for waiter, _ in content] == [_RANKS]
-    if name == "needs:default":
-        return isinstance(content, dict) and [*content] == [_RANKS]
-    if name == "slots:default":
-        return isinstance(content, list) and [slot[:6] for slot, _ in content] == [b"ranks/"]
-    return name == "leases:default" and isinstance(content, dict) and [*content.values()] == [_FREE]
 
 
 def _is_of_letters(client: redis.Redis, key: str, name: str) -> bool:

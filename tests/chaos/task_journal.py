@@ -87,11 +87,7 @@ class TaskJournal:
         self.acks.begin(worker, begin.get("acking", ()), begin["t"])
         if begin["op"] == "drop_letters" and end.get("count") == len(begin["letters"]):
             self.deleted |= dict.fromkeys(begin["letters"], Span(begin["t"], ended))
-        if "step" in begin and "acked" in end:
-            span = Span(begin["t"], ended)
-            self.acks.end_part(begin["step"], begin["rank"], end["acked"], span)
-        else:
-            self.acks.end(worker, end.get("acked", ()), ended)
+        self.acks.end(worker, end.get("acked", ()), ended)
         if "delivered" in end:
             self.takes += 1
             self.delivered += len(end["delivered"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from redrb import BatchTimeout, Experience, ExperienceLoader, ExperienceStream, Lease, LeaseLost
 from redrb.connection import Client
-from redrb.errors import ConfigError, RankLost, WrongStep
+from redrb.errors import RedrbError
 from tests.chaos import options, payload, tasks
 from tests.chaos.checkpoint import Checkpoint
 from tests.chaos.options import Place
@@ -146,66 +147,110 @@ class Loads(Trainer):
         super().close()
 
 
-class Rank(Trainer):
-    """Takes its part of each step; its checkpoint is a file that holds the next step."""
+class Ranks(Trainer):
+    """A job of ranks, each in a thread, which ends and starts again as a whole.
+
+    Its checkpoint is a file: the next step, and the groups whose acknowledgement may be missing.
+    """
 
     task = tasks.STEPS
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name, place)
-        self._rank = int(name.split("-")[0].removeprefix("rank"))
-        self._checkpoint = Checkpoint(place.directory / f"rank{self._rank}.checkpoint")
-        self._trained: tuple[Lease, dict[str, Any]] | None = None
+        first = {"step": 0, "names": [], "trained": {}, "incarnation": ""}
+        self._checkpoint = Checkpoint(place.directory / "ranks.checkpoint", first)
+        self._pool = ThreadPoolExecutor(options.WORLD_SIZE)
+        self._streams: list[ExperienceStream] = []
+        self._leases: list[Lease] = []
+        self._broken = False  # ranks got different results
+
+    def open(self, client: Client) -> None:
+        """Start all ranks; they go on from the checkpoint."""
+        self._client = client
+        self._leave()
+        self._streams.append(self.stream(client, self.task))
+        state = self._checkpoint.load()
+        if state["trained"]:
+            trained = {int(seq): samples for seq, samples in state["trained"].items()}
+            with self.journal.call("settle", options.RETRY_S, acking=state["names"]) as outcome:
+                settled = self._streams[0].settle(trained, incarnation=state["incarnation"])
+                outcome["acked"] = state["names"] if settled == len(trained) else []
+        while len(self._streams) < options.WORLD_SIZE:
+            self._streams.append(self.stream(client, self.task))
 
     def step(self) -> None:
+        if len(self._streams) < options.WORLD_SIZE:
+            self.open(self._client)
         self._acknowledge()
-        step = self._checkpoint.load()
+        step = self._checkpoint.load()["step"]
         timeout = self.dice.choice((1.0, TAKE_S))
         try:
             with self.journal.call("take", timeout, step=step) as outcome:
-                lease = self._take(step, timeout)
-                outcome["delivered"], outcome["torn"] = names = payload.names_of(lease.groups())
-        except WrongStep as error:
-            self._checkpoint.store(error.next_step)
+                self._leases = self._take(step, timeout)
+                groups = [group for lease in self._leases for group in lease.groups()]
+                outcome["delivered"], outcome["torn"] = names = payload.names_of(groups)
+        except EXPECTED:
+            if self._broken:
+                self._leave()
             raise
         self.train()
         self.journal.write("trained", acking=names[0])
-        self._checkpoint.store(step + 1)
-        self._trained = lease, {"step": step, "rank": self._rank, "acking": names[0]}
+        first = self._leases[0]
+        state = {"step": step + 1, "names": names[0], "trained": first.unacknowledged}
+        self._checkpoint.store({**state, "incarnation": first.incarnation})
         self._acknowledge()
 
     def close(self) -> None:
         try:
             self._acknowledge()
         finally:
-            super().close()
+            self._leave()
+            self._pool.shutdown()
 
     def _acknowledge(self) -> None:
-        """Acknowledge the part that was trained; while Redis is away the next call tries again."""
-        if self._trained is None:
+        """Acknowledge the step that was trained; while Redis is away the next call tries again."""
+        if not self._leases:
             return
-        lease, part = self._trained
-        with self.journal.call("ack", options.RETRY_S, **part) as outcome:
+        names = self._checkpoint.load()["names"]
+        with self.journal.call("ack", options.RETRY_S, acking=names) as outcome:
             try:
-                lease.ack()
+                for lease in self._leases:
+                    lease.ack()
             except LeaseLost:
-                self._trained = None
+                self._leases = []
                 raise
-            self._trained = None
-            outcome["acked"] = part["acking"]
+            self._leases = []
+            outcome["acked"] = names
 
-    def _take(self, step: int, timeout: float) -> Lease:
-        """Take a part; a rank whose former process seems to live is lost for this attempt."""
-        try:
-            return self._stream.take(
-                STEPS[step % len(STEPS)],
-                timeout=timeout,
-                at_least=options.WORLD_SIZE,
-                rank=self._rank,
-                world_size=options.WORLD_SIZE,
-                step=step,
-            )
-        except (WrongStep, RankLost, LeaseLost):
-            raise
-        except ConfigError as error:
-            raise RankLost(task=self.task, step=step, ranks=(self._rank,)) from error
+    def _take(self, step: int, timeout: float) -> list[Lease]:
+        """Take the parts of all ranks; if one of them has none, the job ends."""
+
+        def take(rank: int) -> Lease | RedrbError:
+            try:
+                return self._streams[rank].take(
+                    STEPS[step % len(STEPS)],
+                    timeout=timeout,
+                    at_least=options.WORLD_SIZE,
+                    rank=rank,
+                    world_size=options.WORLD_SIZE,
+                    step=step,
+                )
+            except EXPECTED as error:
+                return error
+
+        found = list(self._pool.map(take, range(options.WORLD_SIZE)))
+        leases = [each for each in found if isinstance(each, Lease)]
+        for error in found:
+            if not isinstance(error, Lease):
+                self._broken = bool(leases) or not isinstance(error, BatchTimeout)
+                raise error
+        if len(set(map(len, leases))) > 1:
+            raise AssertionError(f"parts of {[len(lease) for lease in leases]} groups")
+        return leases
+
+    def _leave(self) -> None:
+        """End all ranks; their groups wait again."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            with suppress(*EXPECTED), self.journal.call("close", options.RETRY_S):
+                stream.close()

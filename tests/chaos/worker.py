@@ -24,7 +24,6 @@ from redrb.errors import (
     BatchTimeout,
     LeaseLost,
     OutcomeUnknown,
-    RankLost,
     SendFailed,
     StoreFull,
     StoreUnavailable,
@@ -40,7 +39,7 @@ from tests.chaos.journal import Journal
 from tests.chaos.options import Place
 
 EXPECTED = (
-    *(BatchTimeout, LeaseLost, RankLost, SendFailed, StoreFull, StoreUnavailable),
+    *(BatchTimeout, LeaseLost, SendFailed, StoreFull, StoreUnavailable),
     *(WeightTimeout, WrongStep, AdmissionTimeout, OutcomeUnknown),
 )
 """Errors that faults cause and that a user's loop outlives."""

@@ -222,11 +222,11 @@ def test_makers_wait_until_a_trainer_says_how_much_it_trains(open_stream):
 def test_what_admission_cannot_be_combined_with(open_stream):
     with pytest.raises(ConfigError, match="has no bound of staleness"):
         open_stream().admit(timeout=0)
-    for excluded in ({"max_reads": 2}, {"capacity": 4}):
+    for excluded in ({"max_reads": 2}, {"max_reads": 0}):
         with pytest.raises(ConfigError, match="exclude each other"):
             open_stream(max_staleness=1, groups_per_version=4, **excluded)
-    open_stream(capacity=4)
-    with pytest.raises(ConfigError, match="groups_per_version and capacity=4"):
+    open_stream(max_reads=2)
+    with pytest.raises(ConfigError, match="groups_per_version and max_reads=2"):
         open_stream(max_staleness=1, groups_per_version=4)
     for bad in (0, -1, float("nan"), "4"):
         with pytest.raises(ConfigError):

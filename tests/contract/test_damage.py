@@ -17,7 +17,7 @@ from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import RedrbError, StoreError
 from redrb.keys import TaskKeys, WeightKeys, registry_key
-from redrb.stream.saving.saving import save_task
+from redrb.stream.saving.saving import save
 from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import task_contents
 from redrb.stream.task.store import TaskStore
@@ -93,7 +93,7 @@ def reads(client: Client, namespace: str, path: Path) -> dict[str, Callable[[], 
         )
 
     def saved() -> None:
-        save_task(TaskStore.of(client, namespace, "math"), path / "math")
+        save(TaskStore.of(client, namespace, "math"), path / "math")
 
     def put(stream: ExperienceStream) -> None:
         stream.put(numbered(9), policy_version=5, timeout=0)

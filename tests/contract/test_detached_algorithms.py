@@ -24,7 +24,6 @@ from redrb import (
     WeightSubscriber,
 )
 from redrb.algorithms import Completions, GRPOExperienceMaker, GRPOStep
-from redrb.compat.coati import TrainerPerformanceEvaluator
 from redrb.errors import RecordError
 from redrb.experience import split_experience_batch
 from redrb.train.fresh_batches import reject_incomplete
@@ -75,42 +74,6 @@ def learn(
         maker.workingloop(prompts)
         trainer.fit(batches(), batches())
     return rewards
-
-
-@pytest.mark.slow
-def test_ppo_learns(client: Client, namespace: str) -> None:
-    torch.manual_seed(0)
-    options: dict[str, Any] = {"client": client, "namespace": namespace}
-    evaluator = TrainerPerformanceEvaluator(10, 10, ignore_first_episodes=0)
-    with (
-        DetachedPPOTrainer(
-            ["maker_0"],
-            lambda: None,
-            lambda: (TokenNetwork(VOCABULARY), TokenNetwork(1)),
-            train_batch_size=16,
-            callbacks=[evaluator],
-            actor_lr=0.05,
-            critic_lr=0.05,
-            timeout=20,
-            **options,
-        ) as trainer,
-        ExperienceMakerHolder(
-            ["trainer_0"],
-            lambda: None,
-            lambda: (TokenNetwork(VOCABULARY), TokenNetwork(1), wanted, TokenNetwork(VOCABULARY)),
-            sync_models_from_trainers=True,
-            kl_coef=0.0,
-            max_new_tokens=6,
-            **options,
-        ) as maker,
-    ):
-        rewards = learn(trainer, maker, lambda: 1)
-        ledger = trainer.buffer.stream.stats().ledger
-    assert sum(rewards[:3]) / 3 < 0.3
-    assert sum(rewards[-3:]) / 3 > 0.7
-    assert ledger.balanced
-    assert ledger.acked == 25 * 16
-    assert evaluator.figures["samples_per_second"] > 0
 
 
 def test_grpo_learns_on_whole_groups(client: Client, namespace: str) -> None:

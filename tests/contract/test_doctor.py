@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,12 +41,6 @@ OF_SERVERS = {
     "unknown-security-fixes",
 }
 """Codes that depend on how the test's server was started, and on its machine."""
-
-
-@pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url, retry_s=10) as client:
-        yield client
 
 
 def state_of(client: Client, namespace: str, **changes: object) -> State:

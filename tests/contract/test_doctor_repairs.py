@@ -31,12 +31,6 @@ from tests.scenes import silence, until
 LEASE_MS = 200
 
 
-@pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url, retry_s=10) as client:
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def no_wait_for_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)

@@ -288,7 +288,10 @@ def test_a_resumed_task_knows_what_was_forwarded_into_it(rollouts, scored, monke
     store_only(lease, scored, 3)  # after the save: lost with the groups that were put since
     scored.clear()
     scored.resume(tmp_path / "scored")
-    assert lease.forward(scored, scored_groups(lease))[:2] == (3, 4)
+    # those that were put anew have other ids, which the records of the file do not know
+    first, second, third = lease.forward(scored, scored_groups(lease))
+    assert (first, second) == (None, None)
+    assert third is not None
     forward_all(rollouts, scored, 2)
     assert scored.stats().ledger.put == 7
     assert records(scored) <= 3

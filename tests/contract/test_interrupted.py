@@ -300,14 +300,13 @@ def stream_is_configured(place: Place) -> None:
 def save_stream(place: Place) -> Callable[[], object]:
     filled_stream(place)
     place.scope.close()
-    store = existing_task(place.client, "math", namespace=place.namespace)
+    store = TaskStore.of(place.client, place.namespace, "math")
     return lambda: save(store, place.folder / "math")
 
 
 def stream_is_saved(place: Place) -> None:
     assert [path.name for path in place.folder.iterdir()] == ["math"]
-    store = TaskStore.of(place.client, place.namespace, "again")
-    resume(store, place.folder / "math")
+    resume(TaskStore.of(place.client, place.namespace, "again"), place.folder / "math")
     assert len(place.stream("again")) == ROWS - 3
 
 

@@ -142,7 +142,7 @@ def test_the_groups_of_a_version_follow_from_batch_steps_and_ranks(job: Job) -> 
     assert expected(job.trainer(4, **given), 3) == "5"
 
 
-@pytest.mark.parametrize("options", [{}, {"max_staleness": 1, "capacity": 9}])
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 1, "max_reads": 2}])
 def test_a_maker_does_not_wait_where_a_task_gives_no_rights(
     job: Job, client: Client, namespace: str, options: dict[str, Any]
 ) -> None:

@@ -25,7 +25,6 @@ Trial: TypeAlias = Callable[[Bench, int], None]
 
 SMALL = {
     "arguments": 4,
-    "evicted_beside": 9,
     "candidates_window": 4,
     "browsed_least": 2,
     "woken_at_end": 6,
@@ -50,17 +49,13 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.closed_with_one_lease,
         leases.dismissed,
         leases.taken_and_lost,
-        leases.dead_rank_with_many_steps,
-        leases.dead_rank_with_one_step,
-        leases.formed_again,
-        leases.attempt_ended,
+        leases.step_acknowledged,
         doctor.lost_behind_living,
     ),
     "ended": (
         leases.acknowledged,
         leases.released,
         leases.step_acknowledged,
-        leases.steps_acknowledged_by_a_checkpoint,
     ),
     "failed": (leases.released, leases.rejected_at_last),
     "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
@@ -68,7 +63,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_with_many_leases,
         leases.closed_with_many_leases,
         leases.dismissed,
-        leases.dead_rank_with_many_steps,
     ),
     "unnoted": (leases.names_without_slots,),
     "copied_bytes": (
@@ -81,10 +75,6 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "pending_between": (leases.needed_by_another, groups.evicted_behind_leased),
     "expired": (groups.expired_by_takes, groups.moved_by_expiry),
     "orphans": (groups.orphans_of_a_put, groups.orphans_of_a_repair),
-    "evicted_beside": (
-        groups.capacity_lowered,
-        groups.capacity_lowered_with_consumer_groups,
-    ),
     "candidates": (groups.evicted_behind_gap,),
     "candidates_leased": (groups.evicted_behind_leased,),
     "candidates_window": (
@@ -200,8 +190,8 @@ NO_PAGES = {
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
     "redrb.stream.assembly.calls.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.assembly.calls.MOST_PARTS": "what a user may ask for",
-    "redrb.stream.ranks.ranks.MOST_RANKS": "what a user may ask for",
-    "redrb.stream.ranks.calls.MOST_STEPS": "steps that are open; a further one is refused",
+    "redrb.stream.sharded.sharded.MOST_SHARDS": "what a user may ask for",
+    "redrb.stream.ranks.calls.MOST_RANKS": "what a user may ask for",
     "redrb.stream.saving.records.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.task.entries.MAX_COUNT": "the size of a number",
     "redrb.stream.saving.file.MAX_HEAD_BYTES": "the size of a part of a file",

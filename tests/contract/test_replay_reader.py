@@ -154,6 +154,8 @@ def test_a_stream_never_moves_rollouts_to_the_dead_letters(
         ({"reward": "good"}, "reward is 'good'"),
         ({"mm_info": [1]}, "mm_info is"),
         ({"mm_info": {"pixel_values": np.array(["a"])}}, "mm_info holds no array"),
+        ({"mm_info": {"reward": np.ones(1)}}, "'reward', as a field of samples is named"),
+        ({"mm_info": {"routed_experts": np.ones(1)}}, "'routed_experts', as a field"),
         ({"routed_experts": "all"}, "routed_experts holds no array"),
         ({"routed_experts": [np.ones((1, 2)), np.ones((1, 3))]}, "routed_experts holds no array"),
         ({"input_ids": [1, 2]}, "labels is None"),
@@ -186,6 +188,14 @@ def test_images_and_routed_experts_become_tensors() -> None:
     assert item.extras == {"mm_info": {"num_img_tokens": [4]}}
     trace = rollout_sample(rollout(1, routed_experts=[experts, experts[:1]]))
     assert trace.tensors["routed_experts"].tolist() == [[2, 3], [4, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.uint8, torch.int16])
+def test_routed_experts_of_a_trace_keep_their_type(kind: torch.dtype) -> None:
+    parts = [torch.arange(4).to(kind).reshape(2, 2), torch.arange(2).to(kind).reshape(1, 2)]
+    got = rollout_sample(rollout(1, routed_experts=parts)).tensors["routed_experts"]
+    assert torch.equal(got, torch.cat(parts)[1:])
+    assert got.dtype is kind
 
 
 @pytest.mark.parametrize("first", [-100, 5])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +102,13 @@ def test_a_trainers_configuration_takes_the_plug_as_either_kind(
 @pytest.mark.usefixtures("xtuner")
 def test_a_plug_shows_no_password_and_is_copied(namespace: str) -> None:
     plug = ReplayBufferConfig("redis://me:secret@host", namespace, run="exp/7")
-    for each in (plug, plug.model_copy(deep=True)):
-        assert "secret" not in repr(TrainerConfig(replay_buffer_config=each))
+    copies = [copy.deepcopy(plug), pickle.loads(pickle.dumps(plug))]
+    for each in (plug, plug.model_copy(deep=True), *copies):
+        config = TrainerConfig(replay_buffer_config=each)
+        for shown in (repr(config), repr(config.model_dump()), each.model_dump_json()):
+            assert "secret" not in shown
+        assert isinstance(each, SyncReplayBufferConfig)
+        assert vars(each) == vars(plug)
         assert (each.url, each.run) == ("redis://me:secret@host", "exp/7")
     with pytest.raises(pydantic.ValidationError):
         TrainerConfig(replay_buffer_config={"url": "redis://host"})
@@ -116,14 +123,29 @@ def test_a_plug_shows_no_password_and_is_copied(namespace: str) -> None:
         {"run": 7},
         {"run": "x" * 129},
         {"rollout_type": dict},
+        {"rollout_type": None},
         {"stale_threshold": 3},
+        {"lease_ms": -1},
+        {"lease_ms": 99},
+        {"lease_ms": "10"},
+        {"limit": 0},
+        {"tags": "level"},
+        {"on_discard": 5},
+        {"url": None},
+        {"url": ""},
+        {"url": 6379},
+        {"url": "host"},
+        {"url": "http://host"},
     ],
     ids=str,
 )
 @pytest.mark.usefixtures("xtuner")
-def test_a_wrong_plug_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+def test_a_wrong_plug_is_refused_when_it_is_made(wrong: dict[str, Any], client: Client) -> None:
     with pytest.raises(ConfigError):
-        ReplayBufferConfig("redis://host", **wrong)
+        ReplayBufferConfig(**{"url": "redis://host", **wrong})
+    if wrong.keys().isdisjoint(["url", "rollout_type", "stale_threshold"]):
+        with pytest.raises(ConfigError):
+            ReplayBuffer(client, **wrong)
 
 
 def test_without_xtuner_there_is_no_plug() -> None:
@@ -238,20 +260,21 @@ def test_a_run_is_named_again_after_redis_lost_its_name(
     play(scenario())
 
 
-USES: dict[str, Callable[[ReplayBuffer, Path], Any]] = {
-    "put": lambda buffer, _: put(buffer, 1),
-    "get": lambda buffer, _: everything(buffer),
-    "take_batch": lambda buffer, _: buffer.take_batch({"math": 1}),
-    "count": lambda buffer, _: buffer.count("math", "completed"),
-    "count_statuses": lambda buffer, _: buffer.count_statuses(["math"], ["completed"]),
-    "is_ready": lambda buffer, _: buffer.is_ready({"math": 1}),
-    "refresh": lambda buffer, _: buffer.refresh_staleness({"math": 1}, current_train_step=5),
-    "size": lambda buffer, _: buffer.size(),
-    "save": lambda buffer, path: buffer.save(path / "other"),
-    "resume": lambda buffer, path: buffer.resume(path),
+USES: dict[str, Callable[[ReplayBuffer, str, Path], Any]] = {
+    "put": lambda buffer, task, _: buffer.put(group(1), task),
+    "get": lambda buffer, task, _: everything(buffer, task),
+    "take_batch": lambda buffer, task, _: buffer.take_batch({task: 1}),
+    "count": lambda buffer, task, _: buffer.count(task, "completed"),
+    "count_statuses": lambda buffer, task, _: buffer.count_statuses([task], ["completed"]),
+    "is_ready": lambda buffer, task, _: buffer.is_ready({task: 1}),
+    "refresh": lambda buffer, task, _: buffer.refresh_staleness({task: 1}, current_train_step=5),
+    "size": lambda buffer, *_: buffer.size(),
+    "save": lambda buffer, _, path: buffer.save(path / "other"),
+    "resume": lambda buffer, _, path: buffer.resume(path),
 }
 
 
+@pytest.mark.parametrize("task", ["math", "missing"])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("first", "second"), [("", ""), ("exp7", "exp8"), ("", "exp8")])
 def test_another_run_is_refused_at_each_first_call_with_both_ways_out(
@@ -261,6 +284,7 @@ def test_another_run_is_refused_at_each_first_call_with_both_ways_out(
     use: str,
     first: str,
     second: str,
+    task: str,
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -273,7 +297,7 @@ def test_another_run_is_refused_at_each_first_call_with_both_ways_out(
         async with build(second) as buffer:
             for _ in range(2):
                 with pytest.raises(ConfigError, match="holds 2 groups of another run") as raised:
-                    await USES[use](buffer, tmp_path)
+                    await USES[use](buffer, task, tmp_path)
                 for way in (
                     f"{owner!r}",
                     "resume a checkpoint",
@@ -305,6 +329,75 @@ def test_another_run_takes_an_empty_buffer_over(build: Build, second: str, tmp_p
         async with build(second) as buffer:
             await buffer.resume(tmp_path)
             assert await everything(buffer) == [2]
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("second", ["", "exp8"])
+@pytest.mark.parametrize("puts_first", [0, 1])
+def test_a_namespace_without_groups_is_of_the_run_that_puts_first(
+    build: Build, second: str, puts_first: int
+) -> None:
+    async def scenario() -> None:
+        async with build("exp7") as one, build(second) as two:
+            buffers = [one, two]
+            for _ in range(3):
+                assert len(one) == len(two) == 0  # each takes the name over
+            first, other = buffers[puts_first], buffers[1 - puts_first]
+            await put(first, 1, 2)
+            for call in (lambda: put(other, 3), lambda: everything(other)):
+                with pytest.raises(ConfigError, match="holds 2 groups of another run"):
+                    await call()
+            assert await everything(first) == [1, 2]
+            await first._executor.drain()  # the groups leave Redis once the caller has them
+            await put(other, 4)
+            with pytest.raises(ConfigError, match="holds 1 groups of another run"):
+                await everything(first)
+            assert await everything(other) == [4]
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("run", ["", "exp7"])
+@pytest.mark.parametrize("no_save_replay_buffer", [False, True])
+def test_a_run_takes_over_what_makers_put_after_redis_was_lost(
+    build: Build,
+    client: Client,
+    namespace: str,
+    run: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    no_save_replay_buffer: bool,
+) -> None:
+    async def scenario() -> None:
+        async with build(run) as buffer:
+            await put(buffer, 1, 2)
+            await Manager(buffer).save(tmp_path, 1, no_save_replay_buffer=no_save_replay_buffer)
+        for key in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+            client.execute("DEL", key)
+        async with build(None) as maker:
+            await put(maker, 3)
+            async with build(run) as buffer:
+                assert await Manager(buffer).resume(tmp_path) == 1
+                (said,) = [each for each in caplog.messages if "of no run" in each]
+                for word in ("takes over 1 groups", "redrb rm", namespace, "resume again"):
+                    assert word in said
+                await put(maker, 4)
+                await put(buffer, 5)
+                assert len(buffer) == 3
+            async with build("exp8") as other:
+                with pytest.raises(ConfigError, match="another run"):
+                    await put(other, 6)
+            if no_save_replay_buffer:
+                return
+            async with build(run) as buffer:
+                await buffer.resume(tmp_path)
+                assert await everything(buffer) == [3, 4, 5]
+                remove_task(client, "math", namespace=namespace)
+            async with build(run) as buffer:  # as the warning has said
+                await buffer.resume(tmp_path)
+                assert await everything(buffer) == [1, 2]
 
     play(scenario())
 
@@ -368,16 +461,17 @@ def test_a_resume_that_fails_before_its_end_is_repeated_and_restores_all(
             async with build("exp6", namespace=name) as buffer:
                 await put(buffer, 0)
                 await everything(buffer)
-        replace = resuming._replace_tasks
-        for late in (False, True):
+        flush = resuming.Resumption._flush
+        for puts in range(4):  # before the first put, and after some, of the first task and another
+            done = iter(range(puts))
 
-            def die(attempts: Any, late: bool = late) -> None:
-                if late:
-                    replace(attempts)
-                raise Killed
+            def die(resumption: Any, done: Iterator[int] = done) -> None:
+                if next(done, None) is None:
+                    raise Killed
+                flush(resumption)
 
             with monkeypatch.context() as patched:
-                patched.setattr(resuming, "_replace_tasks", die)
+                patched.setattr(resuming.Resumption, "_flush", die)
                 async with build(run, namespace=name) as buffer:
                     with pytest.raises(Killed):
                         await buffer.resume(tmp_path)

@@ -235,7 +235,7 @@ def test_a_large_put_waits_for_room_for_each_of_its_groups(open_shards: Open) ->
     assert sorted(taken) == list(range(36))
     with pytest.raises(StoreFull) as caught:
         stream.put_many([[numbered(number)] for number in range(12)], timeout=0)
-    assert caught.value.stored == stream.count() == 8
+    assert caught.value.stored == len(stream) == 8
 
 
 def test_a_put_that_may_still_arrive_stays_in_its_shard(
@@ -274,15 +274,18 @@ def test_settings_filters_and_status_are_those_of_streams(open_shards: Open) -> 
     stream = open_shards(
         2, tags=["kind"], max_staleness=2, filters=[lambda group: group[0].reward != 3]
     )
-    stream.advance(4)
+    for each in stream.shards.values():
+        each.join_group()
+        each.advance(4)
     stream.put_many([[numbered(n)] for n in range(4)], policy_version=4, tags={"kind": "a"})
     stream.put(numbered(9), policy_version=4, tags={"kind": "b"}, status="aborted")
     assert numbers(stream.take(2, timeout=0, where={"kind": "a"})) == [0, 1]
     assert numbers(stream.take(1, timeout=5, status=Status.ABORTED, where={"kind": "b"})) == [9]
     with pytest.raises(BatchTimeout):
         stream.take(2, timeout=0.1, where={"kind": "a"})
-    assert stream.count() == 1
-    stream.advance(7)
+    assert len(stream) == 1
+    for each in stream.shards.values():
+        each.advance(7)
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0.05)
     assert stream.stats().ledger.expired == 1
@@ -291,7 +294,8 @@ def test_settings_filters_and_status_are_those_of_streams(open_shards: Open) -> 
 
 def test_a_second_consumer_group_gets_every_group(open_shards: Open) -> None:
     stream, critic = open_shards(), open_shards(group="critic")
-    critic.join_group()
+    for each in critic.shards.values():
+        each.join_group()
     put(stream, *range(6))
     stream.take(6, timeout=1).ack()
     with ThreadPoolExecutor(1) as threads:

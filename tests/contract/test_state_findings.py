@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -29,13 +29,6 @@ from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights
 from tests.samples import numbered
 from tests.servers import Server
-
-
-@pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
-
 
 LEASE_MS = 300
 """Workers announce themselves three times in this time."""

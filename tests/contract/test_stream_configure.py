@@ -130,9 +130,7 @@ def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
         ({"max_reads": 2}, "max_reads cannot change while the task exists: the reads"),
         ({"limits": 2}, "unknown setting 'limits': use one of order, limit"),
         ({}, "at least one setting"),
-        ({"capacity": 4}, "limit .* or a capacity"),
         ({"limit": -1}, "limit"),
-        ({"eviction": "stalest"}, "indexes no versions"),
         ({"order": "best"}, "unknown order"),
         ({"order": "lifo"}, "order cannot change while task 'math' holds groups, now 1"),
         ({"tags": ["no tag!"]}, "tag"),
@@ -150,13 +148,10 @@ def test_a_setting_that_cannot_change_says_why(
 
 
 def test_settings_are_checked_as_they_will_be_together(open_stream: Opener) -> None:
-    stream = open_stream(max_staleness=3, eviction="stalest", limit=4)
-    with pytest.raises(ConfigError, match="indexes no versions"):
-        stream.configure(max_staleness=None)
-    stream.configure(max_staleness=None, eviction="oldest", limit=None, capacity=2)
-    for number in range(4):
-        stream.put(numbered(number))
-    assert numbers(stream.take(2, timeout=0)) == [2, 3]
+    stream = open_stream(max_reads=2)
+    with pytest.raises(ConfigError, match="groups_per_version and max_reads=2 exclude"):
+        stream.configure(max_staleness=1, groups_per_version=4)
+    assert "max_staleness" not in stream.settings().values
 
 
 def test_a_task_that_was_cleared_has_no_settings_to_change(open_stream: Opener) -> None:

@@ -201,7 +201,7 @@ def test_sixteen_producers_never_overshoot_the_limit(open_stream):
 
 
 def test_groups_that_another_consumer_group_leases_are_evicted_after_their_release(open_stream):
-    stream = open_stream(capacity=4)
+    stream = open_stream(limit=7, on_full="drop_oldest")
     critic = open_stream(group="critic")
     critic.join_group()
     stream.join_group()

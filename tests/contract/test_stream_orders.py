@@ -91,7 +91,7 @@ def requeue_failed(stream: ExperienceStream, _ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("event", "settings", "sixth"),
     [
-        (put_and_evict, {"capacity": 6, "eviction": "stalest", "max_staleness": 5}, 2.5),
+        (put_and_evict, {"limit": 6, "on_full": "drop_stalest", "max_staleness": 5}, 2.5),
         (put_and_expire, {"max_staleness": 2}, 0.0),
         (update, {}, 0.0),
         (release, {}, 0.0),

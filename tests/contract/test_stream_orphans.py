@@ -41,33 +41,27 @@ def put(stream: ExperienceStream, number: int) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def admin(real_url):
-    with redrb.connect(real_url) as client:
-        yield client
-
-
-@pytest.fixture
-def limited(admin, real_url):
+def limited(owner, real_url):
     """Connect as a new user with these rules; called again, change them."""
     name, clients = f"u{uuid.uuid4().hex[:8]}", []
 
     def connect(*rules):
-        admin.execute("ACL", "SETUSER", name, "reset", "on", f">{SECRET}", "~*", "&*", *rules)
+        owner.execute("ACL", "SETUSER", name, "reset", "on", f">{SECRET}", "~*", "&*", *rules)
         clients.append(redrb.connect(real_url.replace("://", f"://{name}:{SECRET}@"), retry_s=2))
         return clients[-1]
 
     yield connect
     for client in clients:
         client.close()
-    admin.execute("ACL", "DELUSER", name)
+    owner.execute("ACL", "DELUSER", name)
 
 
 @pytest.mark.parametrize(
     ("command", "known"),
     [*((name, False) for name in NEEDED + FURTHER), *((name, True) for name in NEEDED)],
 )
-def test_a_user_without_one_command(admin, limited, namespace, command, *, known):
-    stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
+def test_a_user_without_one_command(owner, limited, namespace, command, *, known):
+    stream = ExperienceStream(owner, "math", namespace=namespace, **SETTINGS)
     stream.join_group()
     other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
     allowed = {1}
@@ -107,9 +101,9 @@ def _stored(stream: ExperienceStream) -> set[int]:
 
 
 @pytest.mark.parametrize("command", ["RPUSH", "PEXPIRE"])
-def test_a_put_that_cannot_wake_is_taken_back(admin, limited, namespace, command):
+def test_a_put_that_cannot_wake_is_taken_back(owner, limited, namespace, command):
     """A user who lost the right to wake consumers after the first put."""
-    stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
+    stream = ExperienceStream(owner, "math", namespace=namespace, **SETTINGS)
     other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
     put(other, 1)
     with pytest.raises(BatchTimeout):  # from now on a place in the queue is kept
@@ -127,7 +121,7 @@ def test_a_put_that_cannot_wake_is_taken_back(admin, limited, namespace, command
     limited("+@all")
     put(other, 3)
     prefix = stream._task.store.keys.prefix
-    admin.execute("DEL", f"{prefix}queue:default", f"{prefix}needs:default")
+    owner.execute("DEL", f"{prefix}queue:default", f"{prefix}needs:default")
     assert sorted(numbers(stream.take(2, timeout=5))) == [1, 3]
     audit(stream)
 

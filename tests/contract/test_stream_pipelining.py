@@ -411,10 +411,7 @@ def test_a_batch_that_can_never_be_full_is_refused(client, namespace):
 
 @pytest.mark.parametrize(
     ("settings", "change"),
-    [
-        ({"max_waiting": 2, "limit": 8}, "max_waiting=none"),
-        ({"capacity": 2, "eviction": "oldest"}, "capacity=3"),
-    ],
+    [({"max_waiting": 2, "limit": 8}, "max_waiting=none"), ({"limit": 2}, "limit=none")],
 )
 def test_the_setting_that_keeps_a_batch_from_being_full_is_named(
     client, namespace, settings, change

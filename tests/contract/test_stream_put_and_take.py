@@ -14,7 +14,6 @@ import torch
 import redrb
 from redrb import BatchTimeout, ExperienceStream, LeaseLost, make_experience_batch
 from redrb.errors import ConfigError, RecordError
-from redrb.experience.records import TENSOR_FIELDS
 from tests.audit import audit, kill_consumer
 from tests.samples import assert_same, numbered, numbers, random_item
 
@@ -72,26 +71,6 @@ def test_a_batch_is_what_make_experience_batch_makes(stream, side):
         assert lease.policy_versions == [item.policy_version for item in items]
     assert_same(got, expected)
     assert got.padding_side == side
-
-
-def test_an_experience_is_one_group_a_row_bit_for_bit(stream):
-    dice = random.Random(9)
-    batch = make_experience_batch([random_item(dice) for _ in range(6)])
-    ids = stream.put(batch)
-    assert len(ids) == 6
-    with stream.take(6, timeout=0) as lease:
-        groups = lease.groups()
-    for row, group in enumerate(groups):
-        (item,) = group
-        for name in TENSOR_FIELDS:
-            tensor = getattr(batch, name)
-            assert tensor is None or torch.equal(getattr(item, name), tensor[row]), name
-
-
-def test_policy_version_stands_in_where_samples_say_none(stream):
-    stream.put([numbered(1), numbered(2, policy_version=3)], policy_version=7)
-    with stream.take(1, timeout=0) as lease:
-        assert lease.policy_versions == [7, 3]
 
 
 def test_items_come_back_as_they_were(stream):
@@ -338,11 +317,3 @@ def test_only_the_group_that_does_not_fit_goes_to_the_dead_letters(open_stream):
         assert numbers(lease) == [0, 2, 3]
         lease.batch()
     assert stream.stats().ledger.acked == 3
-
-
-def test_masks_that_only_some_bring_fit(stream):
-    masked = numbered(1, action_mask=torch.tensor([True, False]))
-    stream.put_many([[numbered(0)], [masked]])
-    with stream.take(2, timeout=0) as lease:
-        mask = lease.batch().action_mask
-    assert mask.tolist() == [[True, True], [True, False]]

@@ -1,29 +1,29 @@
-"""Ranks take the same steps: all get their parts of a step, or all get the same error."""
+"""Ranks take the same steps: all get their parts of a batch, or all get the same error."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
+import redrb.connection.deadline
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost, RedrbError, Status
 from redrb.codec import EncodedGroup
-from redrb.errors import DecodeError, RankLost, WrongStep
+from redrb.connection.client import Client
+from redrb.errors import StoreError, StoreUnavailable, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks import ranks as forming
-from redrb.stream.ranks.calls import MOST_STEPS, FinishPart, PartEnd
-from redrb.stream.take.calls import Take, TakeReply
+from redrb.stream.ranks.calls import KEPT_STEPS, AskStep
 from redrb.stream.task.entries import entry_id
-from tests.audit import audit, kill_consumer
+from tests.audit import audit
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
@@ -59,77 +59,46 @@ def leases(streams: list[ExperienceStream], count: int, step: int, **options: An
     return [each for each in found if isinstance(each, Lease)]
 
 
+def end(parts: list[Lease]) -> None:
+    """Acknowledge a step, rank 0 first."""
+    for part in parts:
+        part.ack()
+
+
 def flat(lists: Iterable[list[int]]) -> list[int]:
     return sorted(itertools.chain.from_iterable(lists))
 
 
-def take(stream: ExperienceStream, rank: int, world_size: int, step: int, count: int) -> Lease:
-    return stream.take(count, rank=rank, world_size=world_size, step=step, timeout=5)
+def take(
+    stream: ExperienceStream, rank: int, world_size: int, step: int, count: int, timeout: float = 5
+) -> Lease:
+    return stream.take(count, rank=rank, world_size=world_size, step=step, timeout=timeout)
 
 
-@pytest.mark.parametrize("groups", [4, 13])
-def test_a_part_is_handed_out_and_failed_in_commands_of_some_groups(
-    open_stream, client, pages, groups
-):
-    pages(arguments=4)
-    stream = open_stream()
-    fill(stream, groups)
-    part = take(stream, 0, 1, 0, groups)
-    assert flat([numbers(part)]) == list(range(groups))
-    part.fail("once")
-    again = take(stream, 0, 1, 0, groups)
-    assert flat([numbers(again)]) == list(range(groups))
-    deliveries = client.execute("HVALS", f"{stream._task.store.keys.prefix}deliveries:default")
-    assert deliveries == [b"1"] * groups
-    again.ack()
-    assert stream.stats().ledger.acked == groups
-    audit(stream)
+@pytest.mark.parametrize("world", [1, 2, 5, 64])
+def test_each_rank_gets_its_part_of_each_step(open_stream, world):
+    ranks = [open_stream() for _ in range(world)]
+    fill(ranks[0], 4 * world)
+    for step in range(2):
+        parts = leases(ranks, 2 * world, step, timeout=30)
+        first = 2 * world * step
+        expected = [[first + rank, first + world + rank] for rank in range(world)]
+        assert [numbers(part) for part in parts] == expected
+        ledger = ranks[0].stats().ledger
+        assert (ledger.acked, ledger.leased) == (first, 2 * world)
+        for part in parts[1:]:
+            part.ack()
+            assert not part
+        assert ranks[0].stats().ledger.acked == first  # rank 0 ends the step
+        parts[0].ack()
+    stats = ranks[0].stats()
+    assert (stats.ledger.acked, stats.ledger.leased, stats.samples_acked) == (
+        *(4 * world, 0),
+        4 * world,
+    )
 
 
-def test_entries_that_another_client_deletes_are_left_out_of_the_parts(
-    open_stream, client, pages, monkeypatch
-):
-    pages(arguments=4)
-    stream = open_stream()
-    fill(stream, 13)
-    deal = forming.deal
-
-    def deal_late(*arguments):
-        ids = [entry_id(seq) for seq in (2, 5, 13)]
-        assert client.execute("XDEL", stream._task.store.keys.stream, *ids) == 3
-        return deal(*arguments)
-
-    monkeypatch.setattr(forming, "deal", deal_late)
-    part = take(stream, 0, 1, 0, 13)
-    assert part.ids == (1, 3, 4, 6, 7, 8, 9, 10, 11, 12)
-    part.ack()
-    ledger = stream.stats().ledger
-    assert (ledger.acked, ledger.evicted, ledger.leased, ledger.waiting) == (10, 3, 0, 0)
-
-
-def test_a_step_that_is_acknowledged_in_part_is_ended_by_a_rank_that_starts(
-    open_stream, pages, monkeypatch
-):
-    """The rank whose acknowledgement was the last one died after its first page."""
-    pages(ended=3)
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 16)
-    first, second = leases(ranks, 8, 0)
-    first.ack()
-    with monkeypatch.context() as broken:
-        broken.setattr(second.parts[0].holder.store, "pages", lambda _: iter([PartEnd()]))
-        second.ack()
-    assert ranks[0].stats().ledger.acked == 3
-    kill_consumer(ranks[0])
-    kill_consumer(ranks[1])
-    anew = [open_stream(), open_stream()]
-    assert all(isinstance(each, WrongStep) for each in ask(anew, 8, 0))
-    assert ranks[0].stats().ledger.acked == 8
-    parts = leases(anew, 8, 1)
-    assert flat(numbers(part) for part in parts) == list(range(8, 16))
-
-
-def test_nothing_is_leased_before_all_ranks_have_asked(open_stream):
+def test_nothing_is_leased_before_all_ranks_have_asked_once(open_stream):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 4)
     with ThreadPoolExecutor(1) as pool:
@@ -142,9 +111,8 @@ def test_nothing_is_leased_before_all_ranks_have_asked(open_stream):
         assert numbers(second) == [1, 3]
 
 
-@pytest.mark.parametrize("ended", ["", "cleared", "dropped"])
 @pytest.mark.parametrize("world", [2, 5])
-def test_ranks_wait_for_groups_and_are_woken(open_stream, only_wakes, world, ended):
+def test_ranks_wait_for_groups_and_are_woken(open_stream, only_wakes, world):
     ranks, maker = [open_stream() for _ in range(world)], open_stream()
     maker.join_group()
     with ThreadPoolExecutor(world) as pool:
@@ -153,130 +121,214 @@ def test_ranks_wait_for_groups_and_are_woken(open_stream, only_wakes, world, end
         ]
         time.sleep(0.2)
         began = time.monotonic()
-        if ended == "cleared":
-            maker.clear()
-        elif ended == "dropped":
-            maker.drop_group()
         fill(maker, world)
         assert flat(numbers(each.result(12)) for each in waiting) == list(range(world))
         assert time.monotonic() - began < 4  # no rank looked because its time was up
 
 
+@pytest.mark.parametrize("ended", ["clear", "drop_group", "lost"])
+def test_ranks_that_wait_go_on_after_their_keys_are_gone(open_stream, client, ended):
+    ranks, maker = [open_stream() for _ in range(3)], open_stream()
+    maker.join_group()
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(take, each, rank, 3, 7, 3) for rank, each in enumerate(ranks)]
+        time.sleep(0.2)
+        if ended == "lost":
+            delete_keys_of_ranks(client, maker)
+        else:
+            getattr(maker, ended)()
+        fill(maker, 3)
+        assert flat(numbers(each.result(12)) for each in waiting) == list(range(3))
+
+
+def keys_of_ranks(client: Client, stream: ExperienceStream) -> list[str]:
+    prefix = stream._task.store.keys.prefix
+    names = [f"{prefix}{kind}:default" for kind in ("ranks", "rank_steps")]
+    return [name for name in names if client.execute("EXISTS", name)]
+
+
+def delete_keys_of_ranks(client: Client, stream: ExperienceStream) -> None:
+    assert client.execute("DEL", *keys_of_ranks(client, stream)) == 2
+
+
+def test_the_keys_of_ranks_go_with_the_group_and_the_task(open_stream, client):
+    ranks = [open_stream(), open_stream()]
+    for ended in (ranks[0].drop_group, ranks[0].clear):
+        fill(ranks[0], 4)
+        parts = leases(ranks, 4, 3)
+        assert len(keys_of_ranks(client, ranks[0])) == 2
+        ended()
+        assert not keys_of_ranks(client, ranks[0])
+        with pytest.raises(LeaseLost):
+            parts[0].ack()
+
+
+def test_ranks_go_on_between_steps_after_a_loss_of_their_keys(open_stream, client):
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 9)
+    for step in range(3):
+        end(leases(ranks, 3, step))
+        delete_keys_of_ranks(client, ranks[0])
+    assert ranks[0].stats().ledger.acked == 9
+
+
 def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream):
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 2 * MOST_STEPS + 4)
-    held = [leases(ranks, 2, step) for step in range(MOST_STEPS)]
-    for refused in ask(ranks, 2, MOST_STEPS):
-        assert isinstance(refused, ConfigError)
-        assert f"{MOST_STEPS} steps, from step 0 on" in str(refused)
-    for part in held[3] + held[0]:
+    fill(ranks[0], 2 * KEPT_STEPS + 8)
+    with ThreadPoolExecutor(1) as pool:  # rank 0 is ahead
+        ahead = pool.submit(lambda: [take(ranks[0], 0, 2, step, 2) for step in range(KEPT_STEPS)])
+        first = take(ranks[1], 1, 2, 0, 2)
+        held = ahead.result(30)
+    behind = [first, *(take(ranks[1], 1, 2, step, 2) for step in range(1, KEPT_STEPS))]
+    assert [numbers(part) for part in behind] == [[2 * step + 1] for step in range(KEPT_STEPS)]
+    for part in held[3:] + held[:3] + behind:
         part.ack()
-    audit(ranks[0])
-    parts = leases(ranks, 2, MOST_STEPS)
-    assert [numbers(part) for part in parts] == [[2 * MOST_STEPS], [2 * MOST_STEPS + 1]]
-    for refused in ask(ranks, 2, MOST_STEPS + 1):
-        assert "from step 1 on" in str(refused)
-    for part in ask(ranks, 2, 3):
-        assert isinstance(part, WrongStep)
-    for part in itertools.chain(*held[1:3], *held[4:], parts):
-        part.ack()
-    assert ranks[0].stats().ledger.acked == 2 * MOST_STEPS + 2
+    assert ranks[0].stats().ledger.acked == 2 * KEPT_STEPS
+    keys = ranks[0]._task.store.keys.prefix
+    assert ranks[0]._task.store.client.execute("HLEN", f"{keys}rank_steps:default") < KEPT_STEPS + 8
 
 
-def test_ranks_that_restart_find_their_parts_also_of_steps_that_some_acknowledged(open_stream):
-    ranks = [open_stream(lease_ms=100) for _ in range(2)]
-    fill(ranks[0], 8)
-    parts = leases(ranks, 4, 0)
-    expected = [numbers(part) for part in parts]
-    parts[0].ack()
+def test_a_job_that_is_killed_and_starts_again_gets_the_same_parts_at_once(open_stream):
+    ranks = [open_stream() for _ in range(3)]  # their leases last for half a minute
+    fill(ranks[0], 12)
+    expected = [numbers(part) for part in leases(ranks, 6, 4)]
+    ahead = [numbers(part) for part in leases(ranks, 6, 5)]
     for each in ranks:
-        kill_consumer(each)
-    other = open_stream(lease_ms=100)
-    other.join_group()
-    time.sleep(0.3)  # a heartbeat that takes leases over leaves these alone
+        stop_heartbeat(each)
+    ranks = [open_stream() for _ in range(3)]
+    began = time.monotonic()
+    assert [numbers(part) for part in leases(ranks, 6, 4)] == expected
+    assert [numbers(part) for part in leases(ranks, 6, 5)] == ahead
+    assert time.monotonic() - began < 4
+
+
+def stop_heartbeat(stream: ExperienceStream) -> None:
+    """Let a process be silent, as after a kill; nobody knows it yet."""
+    heartbeat, stream._consumer._heartbeat = stream._consumer._heartbeat, None
+    if heartbeat is not None:
+        heartbeat.stop()
+        heartbeat._thread.join()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_process_that_starts_gets_no_parts_of_the_process_before(open_stream, first):
+    """Whichever of the new processes comes first: the parts in Redis are for the old ones."""
     ranks = [open_stream(), open_stream()]
-    again = leases(ranks, 4, 0)
-    assert [numbers(part) for part in again] == expected
-    again[1].ack()
-    assert ranks[0].stats().ledger.acked == 0
-    again[0].ack()
+    fill(ranks[0], 4)
+    leases(ranks, 4, 0)
+    for each in ranks:
+        stop_heartbeat(each)
+    ranks = [open_stream(), open_stream()]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(take, ranks[first], first, 2, 0, 4)
+        time.sleep(1.3)  # it looks again
+        assert not waiting.done()
+        other = take(ranks[1 - first], 1 - first, 2, 0, 4)
+        parts = [waiting.result(30), other]
+    assert flat(map(numbers, parts)) == [0, 1, 2, 3]
+    end(parts[:: 1 if first == 0 else -1])
     assert ranks[0].stats().ledger.acked == 4
-    assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
 
 
-def test_a_rank_that_starts_at_a_step_acknowledges_the_steps_before(open_stream):
+def test_a_batch_that_kills_its_ranks_again_and_again_becomes_dead_letters(open_stream):
+    ranks = [open_stream(max_deliveries=3), open_stream()]
+    fill(ranks[0], 8)
+    for _ in range(3):
+        assert flat(map(numbers, leases(ranks, 4, 0))) == [0, 1, 2, 3]
+        for each in ranks:
+            stop_heartbeat(each)
+        ranks = [open_stream(), open_stream()]
+    assert flat(map(numbers, leases(ranks, 4, 0))) == [4, 5, 6, 7]
+    assert [letter.failed_deliveries for letter in ranks[0].dead_letters()] == [3] * 4
+
+
+def test_rank_0_names_the_groups_of_all_ranks_for_a_checkpoint(open_stream):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
-    for step in range(2):
-        for rank, part in enumerate(leases(ranks, 4, step)):
-            if rank == 0 or step == 0:
-                part.ack()
-    for each in ranks:  # rank 1 between its checkpoint and its acknowledgement of step 1
-        kill_consumer(each)
+    first, second = leases(ranks, 4, 0)
+    trained, incarnation = first.unacknowledged, first.incarnation
+    assert trained == dict.fromkeys((*first.ids, *second.ids), 1)
+    assert second.unacknowledged == {}
+    for each in ranks:
+        stop_heartbeat(each)
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 4, first=8)
-    assert [numbers(part) for part in leases(ranks, 4, 2)] == [[8, 10], [9, 11]]
+    assert ranks[0].settle(trained, incarnation=incarnation) == 4
+    parts = leases(ranks, 4, 1)
+    assert flat(map(numbers, parts)) == [4, 5, 6, 7]
+    end(parts)
     assert ranks[0].stats().ledger.acked == 8
 
 
-def test_a_rank_that_starts_at_an_impossible_step_acknowledges_nothing(open_stream):
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 4)
-    first, second = leases(ranks, 4, 0)
-    first.ack()
-    kill_consumer(ranks[1])
-    ranks[1] = open_stream()
-    with pytest.raises(WrongStep, match="Take step 1"):
-        take(ranks[1], 1, 2, 9, 4)
-    assert take(ranks[1], 1, 2, 0, 4).ids == second.ids
-    assert ranks[0].stats().ledger.acked == 0
-
-
-def test_a_step_that_is_done_or_not_the_next_is_refused(open_stream):
+def test_a_rank_that_asks_for_another_step_is_told_that_of_rank_0(open_stream):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
-    for step in (7, 8):  # the first step may have any number
-        for part in leases(ranks, 2, step):
-            part.ack()
-    for step, following in ((8, 9), (3, 9), (10, 9), (99, 9)):
-        for error in ask(ranks, 2, step):
-            assert isinstance(error, WrongStep)
-            assert (error.step, error.next_step, error.task) == (step, following, "math")
-    assert [numbers(part) for part in leases(ranks, 2, 9)] == [[4], [5]]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(take, ranks[0], 0, 2, 9, 4)
+        with pytest.raises(WrongStep, match="Take step 9") as caught:
+            take(ranks[1], 1, 2, 7, 4)
+        assert (caught.value.step, caught.value.next_step) == (7, 9)
+        assert numbers(first.result(30)) == [0, 2]
+    assert numbers(take(ranks[1], 1, 2, 9, 4)) == [1, 3]
+    assert [numbers(part) for part in leases(ranks, 4, 10)] == [[4, 6], [5, 7]]
 
 
 def test_a_short_stream_ends_all_ranks_at_the_same_step(open_stream):
     ranks = [open_stream() for _ in range(3)]
     fill(ranks[0], 8)
-    for part in leases(ranks, 6, 0):
-        part.ack()
-    for error in ask(ranks, 6, 1, timeout=0.3):
+    end(leases(ranks, 6, 0))
+    errors = ask(ranks, 6, 1, timeout=0.3)
+    for error in errors:
         assert isinstance(error, BatchTimeout)
         assert (error.wanted, error.available, error.missing_ranks) == (6, 2, ())
-        assert "2 of 6" in str(error)
-        assert "math" in str(error)
+        assert str(error) == str(errors[0])
         assert "Of 8 groups put: 6 are acknowledged." in str(error)
-        assert (error.fates["put_ever"], error.fates["leased_by_ranks"]) == (8, 0)
-    audit(ranks[0])
+        assert (error.fates["put_ever"], error.fates["leased_here"]) == (8, 0)
     assert len(ranks[0]) == 2
     fill(ranks[0], 4, first=8)
     assert [numbers(part) for part in leases(ranks, 6, 1)] == [[6, 9], [7, 10], [8, 11]]
 
 
-def test_ranks_that_do_not_ask_are_named(open_stream):
+@pytest.mark.parametrize("world", [3, 64])
+def test_ranks_that_do_not_ask_are_named_on_all_others(open_stream, world):
+    ranks = [open_stream() for _ in range(world)]
+    fill(ranks[0], world)
+    for error in ask_some(ranks, [rank for rank in range(world) if rank != 1], world):
+        assert isinstance(error, BatchTimeout)
+        assert "Ranks 1 did not ask" in str(error)
+        assert (error.missing_ranks, error.available) == ((1,), world)
+    with pytest.raises(BatchTimeout, match="Ranks 1 did not ask"):  # which comes too late
+        take(ranks[1], 1, world, 0, world)
+    assert len(leases(ranks, world, 0, timeout=30)) == world
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ranks_without_rank_0_end_in_time(open_stream, begun):
     ranks = [open_stream() for _ in range(3)]
     fill(ranks[0], 6)
-    with ThreadPoolExecutor(2) as pool:
-        asked = [
-            pool.submit(ranks[rank].take, 6, rank=rank, world_size=3, step=0, timeout=limit)
-            for rank, limit in ((0, 0.2), (2, 30))
-        ]
-        for each in asked:
-            with pytest.raises(BatchTimeout, match="Ranks 1 did not ask") as caught:
-                each.result(30)
-            assert caught.value.missing_ranks == (1,)
-            assert caught.value.available == 6
-    assert len(leases(ranks, 6, 0)) == 3
+    if begun:
+        end(leases(ranks, 3, 0))
+    began = time.monotonic()
+    for error in ask_some(ranks, [1, 2], 3, step=1):
+        assert isinstance(error, BatchTimeout)
+        assert "Ranks 0 did not ask" in str(error)
+    assert time.monotonic() - began < 3
+    if begun:  # it gets the same error at the same step
+        with pytest.raises(BatchTimeout, match="Ranks 0 did not ask"):
+            take(ranks[0], 0, 3, 1, 3)
+    assert len(leases(ranks, 3, 1)) == 3
+
+
+def ask_some(
+    streams: list[ExperienceStream], some: list[int], world: int, step: int = 0
+) -> list[Outcome]:
+    def one(rank: int) -> Outcome:
+        try:
+            return take(streams[rank], rank, world, step, world, timeout=max(0.4, world / 16))
+        except RedrbError as error:
+            return error
+
+    with ThreadPoolExecutor(len(some)) as pool:
+        return list(pool.map(one, some))
 
 
 def test_at_the_end_of_data_parts_are_smaller_and_equal(open_stream):
@@ -286,101 +338,105 @@ def test_at_the_end_of_data_parts_are_smaller_and_equal(open_stream):
     assert [numbers(part) for part in parts] == [[0, 2], [1, 3]]
     audit(ranks[0])
     assert len(ranks[0]) == 1
-    for part in parts:
-        part.ack()
+    end(parts)
+    assert ranks[0].stats().ledger.acked == 4
     for error in ask(ranks, 8, 1, timeout=0.1, at_least=1):
         assert isinstance(error, BatchTimeout)
         assert error.wanted == 2
 
 
-@pytest.mark.long
-def test_a_rank_that_dies_ends_all_ranks_at_the_same_step(open_stream):
-    ranks = [open_stream(lease_ms=300) for _ in range(3)]
-    fill(ranks[0], 9)
-    for part in leases(ranks, 3, 4):
-        part.ack()
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(take, ranks[rank], rank, 3, 5, 3) for rank in (0, 2)]
-        time.sleep(0.1)
-        kill_consumer(ranks[1])
-        for each in waiting:
-            with pytest.raises(RankLost, match="ranks 1 died or left before step 5") as caught:
-                each.result(4)
-            assert (caught.value.step, caught.value.ranks) == (5, (1,))
+def test_rank_0_takes_what_there_is_when_the_time_of_the_first_rank_is_up(open_stream):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 2)
+    end(leases(ranks, 2, 0))
+    fill(ranks[0], 2, first=2)
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        first = pool.submit(ranks[1].take, 8, rank=1, world_size=2, step=1, timeout=0.6, at_least=2)
+        time.sleep(0.3)  # rank 0 writes a checkpoint
+        own = ranks[0].take(8, rank=0, world_size=2, step=1, timeout=30, at_least=2)
+        assert (numbers(own), numbers(first.result(30))) == ([2], [3])
+        assert 0.5 < time.monotonic() - began < 3
+
+
+def test_a_rank_whose_time_is_up_ends_the_take_of_all(open_stream):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 2)
+    end(leases(ranks, 2, 0))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(take, ranks[0], 0, 2, 1, 2, 30)
+        time.sleep(0.2)
+        with pytest.raises(BatchTimeout):
+            take(ranks[1], 1, 2, 1, 2, timeout=0.1)
+        fill(ranks[0], 2, first=2)
+        with pytest.raises(BatchTimeout):
+            first.result(30)
     audit(ranks[0])
+    assert len(ranks[0]) == 2
+    assert [numbers(part) for part in leases(ranks, 2, 1)] == [[2], [3]]
+
+
+def test_a_batch_that_can_never_be_full_is_an_error_on_all_ranks(open_stream):
+    ranks = [open_stream(limit=4), open_stream()]
+    for error in ask(ranks, 8, 0):
+        assert isinstance(error, ConfigError)
+        assert "4" in str(error)
+
+
+def test_of_two_processes_with_one_rank_the_older_one_gets_an_error(open_stream):
+    older = [open_stream(), open_stream()]
+    fill(older[0], 8)
+    old = leases(older, 4, 0)
+    newer = [open_stream(), open_stream()]
+    assert flat(map(numbers, leases(newer, 4, 0))) == [0, 1, 2, 3]
+    with pytest.raises(LeaseLost):
+        old[0].ack()
+    for rank, each in enumerate(older):
+        with pytest.raises(ConfigError, match=f"another process has taken rank {rank} over"):
+            take(each, rank, 2, 1, 4)
+
+
+def test_a_rank_that_starts_again_alone_goes_on_at_the_step_of_the_others(open_stream):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    end(leases(ranks, 4, 0))
+    stop_heartbeat(ranks[1])
     ranks[1] = open_stream()
-    assert [numbers(part) for part in leases(ranks, 3, 5)] == [[3], [4], [5]]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(take, ranks[1], 1, 2, 1, 4)
+        time.sleep(0.2)
+        own = take(ranks[0], 0, 2, 1, 4)
+        assert (numbers(own), numbers(first.result(30))) == ([4, 6], [5, 7])
+    own.ack()
+    assert ranks[0].stats().ledger.acked == 8
 
 
-def test_a_rank_that_was_silent_still_acknowledges_and_goes_on(open_stream):
-    ranks = [open_stream(lease_ms=300), open_stream(lease_ms=300)]
+def test_another_number_of_ranks_and_another_batch_size(open_stream):
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 12)
+    end(leases(ranks, 6, 0))
+    end(leases(ranks[:2], 2, 1))
+    assert [numbers(part) for part in leases(ranks, 3, 2)] == [[8], [9], [10]]
+
+
+def test_ranks_that_ask_for_different_batches_get_an_error(open_stream):
+    ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
-    first, second = leases(ranks, 2, 0)
-    first.ack()
-    kill_consumer(ranks[1])  # it pauses after its step
-    with pytest.raises(RankLost):
-        take(ranks[0], 0, 2, 1, 2)
-    second.ack()
-    audit(ranks[0])
-    assert ranks[0].stats().ledger.acked == 2
-    for step in (1, 2):
-        for part in leases(ranks, 2, step):
-            part.ack()
-    assert ranks[0].stats().ledger.acked == 6
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(take, ranks[0], 0, 2, 0, 4)
+        with pytest.raises(ConfigError, match="All ranks must ask for the same"):
+            take(ranks[1], 1, 2, 0, 6)
+        assert numbers(first.result(30)) == [0, 2]
+    assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
 
 
-def test_a_rank_that_was_silent_acknowledges_nothing_if_its_part_was_given_again(open_stream):
-    ranks, again = [open_stream(), open_stream()], open_stream()
-    fill(ranks[0], 8)
-    first, second = leases(ranks, 2, 0)
-    first.ack()
-    for holder in (ranks[1], again):  # the process that has replaced it dies too
-        kill_consumer(holder)
-        with pytest.raises(RankLost):
-            take(ranks[0], 0, 2, 1, 2)
-        if holder is ranks[1]:
-            assert take(again, 1, 2, 0, 2).ids == second.ids
-    with pytest.raises(LeaseLost, match="another process has taken rank 1 over"):
-        second.ack()
-    assert ranks[0].stats().ledger.acked == 0
-
-
-def test_a_rank_whose_silent_job_has_ended_learns_it(open_stream):
+def test_ranks_and_other_takes_share_a_consumer_group(open_stream):
     ranks, other = [open_stream(), open_stream()], open_stream()
-    fill(ranks[0], 4)
-    part = leases(ranks, 2, 0)[1]
-    for rank in ranks:
-        kill_consumer(rank)
-    other.take(4, timeout=0).ack()  # requeues the parts of ranks that are all dead
-    with pytest.raises(
-        LeaseLost, match=r"rank 1 was silent for longer than lease_ms.* heartbeat: \d+\.\d s"
-    ):
-        part.ack()
-
-
-def test_many_ranks_take_and_lose_one(open_stream):
-    ranks = [open_stream() for _ in range(20)]
-    fill(ranks[0], 60)
-    for step in range(2):
-        parts = leases(ranks, 20, step)
-        assert [numbers(part) for part in parts] == [[20 * step + rank] for rank in range(20)]
-        for part in parts:
-            part.ack()
-    kill_consumer(ranks[7])
-    with ThreadPoolExecutor(18) as pool:
-        waiting = [
-            pool.submit(take, each, rank, 20, 2, 20)
-            for rank, each in enumerate(ranks)
-            if rank not in (7, 11)
-        ]
-        for each in waiting:
-            with pytest.raises(RankLost) as caught:
-                each.result(10)
-            assert (caught.value.step, caught.value.ranks) == (2, (7,))
-    with pytest.raises(RankLost):  # a rank that asks later gets the error too, once
-        take(ranks[11], 11, 20, 2, 20)
-    ranks[7] = open_stream()
-    assert [numbers(part) for part in leases(ranks, 20, 2)] == [[40 + rank] for rank in range(20)]
+    fill(other, 8)
+    held = other.take(2, timeout=0)
+    parts = leases(ranks, 4, 0)
+    assert [numbers(held), *map(numbers, parts)] == [[0, 1], [2, 4], [3, 5]]
+    assert numbers(other.take(2, timeout=0)) == [6, 7]
 
 
 def test_a_part_is_acknowledged_with_the_take_of_the_next(open_stream):
@@ -392,242 +448,139 @@ def test_a_part_is_acknowledged_with_the_take_of_the_next(open_stream):
     following.ack()
 
 
-def test_a_part_whose_lease_is_dropped_is_kept(open_stream):
-    stream = open_stream(lease_ms=100)
-    fill(stream, 4)
-    ids = stream.take(2, rank=0, world_size=1, step=0, timeout=0).ids
+def test_a_step_whose_lease_rank_0_drops_is_requeued(open_stream):
+    ranks = [open_stream(lease_ms=300), open_stream()]
+    fill(ranks[0], 4)
+    parts = leases(ranks, 4, 0)
+    del parts[1:]
     gc.collect()
-    time.sleep(0.2)
-    with stream.take(2, rank=0, world_size=1, step=0, timeout=0) as lease:
-        assert lease.ids == ids
-    assert stream.stats().ledger.acked == 2
+    time.sleep(0.4)
+    assert ranks[0].stats().ledger.leased == 4  # another rank's does nothing
+    del parts[:]
+    gc.collect()
+    assert len(ranks[1].take(4, timeout=10)) == 4
 
 
-def test_a_rank_that_leaves_early_is_lost_too(open_stream):
+@pytest.mark.parametrize("how", ["release", "fail"])
+def test_rank_0_requeues_the_groups_of_all_and_another_rank_its_own(open_stream, how):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 4)
-    for part in leases(ranks, 2, 0):
-        part.ack()
-    ranks[1].close()
-    with pytest.raises(RankLost):
-        take(ranks[0], 0, 2, 1, 2)
+
+    def finish(part: Lease) -> None:
+        part.release() if how == "release" else part.fail("bad step")
+
+    for step, rank in enumerate((1, 0)):
+        parts = leases(ranks, 4, step)
+        finish(parts[rank])
+        assert len(ranks[0]) == (2 if rank else 4)
+        if rank:
+            finish(parts[0])
+    assert flat(map(numbers, leases(ranks, 4, 2))) == [0, 1, 2, 3]
+    prefix = ranks[0]._task.store.keys.prefix
+    failed = ranks[0]._task.store.client.execute("HVALS", f"{prefix}deliveries:default")
+    assert failed == ([b"2"] * 4 if how == "fail" else [])
 
 
-def test_of_two_processes_with_one_rank_the_older_one_gets_an_error(open_stream):
+def test_an_error_in_the_block_of_rank_0_fails_the_whole_step(open_stream):
+    ranks = [open_stream(max_deliveries=1), open_stream()]
+    fill(ranks[0], 4)
+    with pytest.raises(ZeroDivisionError), leases(ranks, 4, 0)[0]:
+        raise ZeroDivisionError
+    assert ranks[0].stats().ledger.dead == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("groups", [8, 20])
+def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream, pages, rank, groups):
+    pages(failed=3, ended=3)
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 8)
-    old = leases(ranks, 4, 0)[1]
-    older, ranks[1] = ranks[1], open_stream()
-    new = take(ranks[1], 1, 2, 0, 4)
-    assert numbers(new) == numbers(old)
-    with pytest.raises(LeaseLost, match="another process has taken rank 1 over"):
-        old.ack()
-    with pytest.raises(ConfigError, match="another process has taken rank 1 over"):
-        take(older, 1, 2, 1, 4)
-    new.ack()
+    fill(ranks[0], groups)
+    parts = leases(ranks, groups, 0)
+    part = parts[rank]
+    part.reject("nan loss", part.ids[:1])
+    part.expire(part.ids[:1])
+    audit(ranks[0])
+    ledger = ranks[0].stats().ledger
+    assert (ledger.dead, ledger.expired, ledger.leased) == (1, 1, groups - 2)
+    with pytest.raises(ConfigError, match="not in this lease"):
+        part.reject("another's", parts[1 - rank].ids[:1])
+    part.reject("all of it")
+    assert len(part) == 0
+    assert ranks[0].stats().ledger.dead == groups // 2 - 1
+    end([each for each in parts if each])
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.leased) == (groups // 2, groups // 2 - 1, 0)
 
 
-def test_ranks_and_other_takes_do_not_share_a_consumer_group(open_stream):
-    ranks, other = [open_stream(), open_stream()], open_stream()
-    apart = open_stream(group="apart")
-    apart.join_group()
-    fill(other, 8)
-    held = other.take(1, timeout=0)
-    for error in ask(ranks, 4, 0, timeout=0.1):
-        assert isinstance(error, ConfigError)
-        assert "1 group is leased" in str(error)
-        assert "group=" in str(error)
-    held.release()
-    parts = leases(ranks, 4, 0)
-    with pytest.raises(ConfigError, match="use another group="):
-        other.take(1, timeout=0)
-    assert numbers(apart.take(8, timeout=0)) == list(range(8))
-    for each in ranks:
-        kill_consumer(each)
-    assert numbers(other.take(8, timeout=0)) == list(range(8))
-    with pytest.raises(LeaseLost):
-        parts[0].ack()
-    audit(other)
-
-
-@pytest.mark.long
-def test_another_number_of_ranks_starts_anew(open_stream):
-    ranks = [open_stream() for _ in range(3)]
-    fill(ranks[0], 12)
-    for part in leases(ranks, 6, 0):
-        part.ack()
-    leases(ranks, 6, 1)
-    fewer = [open_stream(lease_ms=300) for _ in range(2)]
-    for error in ask(fewer, 6, 1, timeout=0.1):
-        assert isinstance(error, ConfigError)
-        assert "live ranks hold steps (0, 1, 2 of 3): stop them" in str(error)
-    with ThreadPoolExecutor(2) as pool:  # they wait for the others to end
-        waiting = [pool.submit(take, each, rank, 2, 1, 6) for rank, each in enumerate(fewer)]
-        for each in ranks:
-            each.close()
-        assert [numbers(each.result(30)) for each in waiting] == [[6, 8, 10], [7, 9, 11]]
-    assert fewer[0].stats().ledger.acked == 6
-
-
-def test_another_batch_size_starts_anew(open_stream):
+def test_groups_that_a_rank_rejects_after_the_end_of_the_step_are_acknowledged(open_stream):
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 8)
-    leases(ranks, 4, 0)
-    for each in ranks:
-        kill_consumer(each)
-    ranks = [open_stream(), open_stream()]
-    assert [numbers(part) for part in leases(ranks, 6, 0)] == [[0, 2, 4], [1, 3, 5]]
-
-
-@pytest.mark.long
-def test_ranks_that_ask_for_different_batches_get_an_error(open_stream):
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 8)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=0.5)
-        time.sleep(0.1)
-        with pytest.raises(ConfigError, match="All must ask for the same"):
-            ranks[1].take(6, rank=1, world_size=2, step=0, timeout=0.1)
-        with pytest.raises(BatchTimeout):
-            first.result(30)
-
-
-def test_a_part_that_is_released_is_kept_for_its_rank(open_stream):
-    ranks = [open_stream(max_deliveries=2), open_stream()]
     fill(ranks[0], 4)
     first, second = leases(ranks, 4, 0)
-    expected = numbers(first)
-    for _ in range(4):
-        first.release()
-        kill_consumer(ranks[0])
-        ranks[0] = open_stream()
-        first = take(ranks[0], 0, 2, 0, 4)
-        assert numbers(first) == expected
-    with pytest.raises(ConfigError, match="ends as a whole"):
-        first.ack(first.ids[:1])
     first.ack()
-    second.ack()
-    assert ranks[0].stats().ledger.acked == 4
+    second.reject("too late", second.ids[:1])  # it is acknowledged, and nothing happens
+    assert (ranks[0].stats().ledger.acked, ranks[0].stats().ledger.dead) == (4, 0)
 
 
-def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream, pages):
-    pages(failed=3)
+def test_an_acknowledgement_waits_until_all_ranks_have_read(open_stream, only_wakes):
+    """A GPU may do rank 0's step later than its process goes on."""
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 9)
+    end(leases(ranks, 3, 0))
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(lambda: take(ranks[0], 0, 3, 1, 3).ack())
+        for rank in (2, 1):
+            time.sleep(0.2)
+            assert not ended.done()
+            assert numbers(take(ranks[rank], rank, 3, 1, 3)) == [3 + rank]
+        ended.result(4)
+    assert ranks[0].stats().ledger.acked == 6
+    assert [numbers(part) for part in leases(ranks, 3, 2)] == [[6], [7], [8]]
+
+
+def test_a_step_that_a_rank_never_reads_is_not_acknowledged(open_stream):
+    ranks = [open_stream(lease_ms=600), open_stream()]
+    fill(ranks[0], 4)
+    end(leases(ranks, 2, 0))
+    part = take(ranks[0], 0, 2, 1, 2)
+    with pytest.raises(LeaseLost, match="ranks 1 have not read their parts"):
+        part.ack()
+    assert not part
+    assert (ranks[0].stats().ledger.acked, len(ranks[0])) == (2, 2)
+
+
+def test_a_rank_that_reads_after_the_groups_are_gone_gets_an_error(open_stream, client):
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 8)
-    first, second = leases(ranks, 8, 0)
-    first.reject("nan loss", first.ids[:1])
-    first.expire(first.ids[:1])
-    audit(ranks[0])
-    ledger = ranks[0].stats().ledger
-    assert (ledger.dead, ledger.expired, ledger.leased) == (1, 1, 6)
-    kill_consumer(ranks[0])
-    ranks[0] = open_stream()
-    first = take(ranks[0], 0, 2, 0, 8)
-    assert numbers(first) == [4, 6]
-    first.ack()
-    second.reject("all of it")
-    ledger = ranks[0].stats().ledger
-    assert (ledger.acked, ledger.dead, ledger.expired, ledger.leased) == (2, 5, 1, 0)
-    with pytest.raises(BatchTimeout):
-        ranks[0].take(2, rank=0, world_size=2, step=1, timeout=0)
-
-
-@pytest.mark.parametrize("how", ["reject", "expire"])
-def test_groups_that_leave_while_an_earlier_step_is_ended_in_pages_take_no_others_along(
-    open_stream, pages, how
-):
-    pages(ended=2)
-    ranks = [open_stream() for _ in range(2)]
-    fill(ranks[0], 18)
-    first, second = leases(ranks, 12, 0), leases(ranks, 6, 1)
-    first[0].ack()
-    # the other rank is killed after a page
-    seqs = tuple(map(str, first[1].ids))
-    ended = FinishPart("default", ranks[1].consumer, 1, 0, "ack", seqs)
-    assert ranks[1]._task.store.call(ended).more
-    [out, *others] = second[0].ids
-    if how == "reject":
-        second[0].reject("bad", ids=[out])
-    else:
-        second[0].expire(ids=[out])
-    assert second[0].ids == tuple(others)
-    for lease in second:
-        lease.ack()
-    ledger = ranks[0].stats().ledger
-    assert (ledger.acked, ledger.dead + ledger.expired, ledger.waiting) == (17, 1, 0)
-
-
-def test_misfits_become_dead_letters_and_the_part_is_kept(open_stream):
-    ranks = [open_stream(), open_stream()]
-    odd = numbered(4, advantages=torch.zeros(2))
-    ranks[0].put_many([[odd if n == 4 else numbered(n)] for n in range(8)])
-    first, second = leases(ranks, 8, 0)
-    with pytest.raises(ValueError, match="batch"), first:
-        first.batch()
-    with take(ranks[0], 0, 2, 0, 8) as again:
-        assert numbers(again) == [0, 2, 6]
-        again.batch()
-    second.ack()
-    ledger = ranks[0].stats().ledger
-    assert (ledger.acked, ledger.dead) == (7, 1)
-
-
-def test_a_step_that_fails_too_often_is_formed_anew(open_stream):
-    ranks = [open_stream(max_deliveries=2), open_stream()]
     fill(ranks[0], 6)
-    parts = leases(ranks, 4, 0)
-    with pytest.raises(ZeroDivisionError), parts[0]:
-        raise ZeroDivisionError
-    again = take(ranks[0], 0, 2, 0, 4)
-    assert numbers(again) == [0, 2]
-    with pytest.raises(ZeroDivisionError), again:
-        raise ZeroDivisionError
-    audit(ranks[0])
-    assert ranks[0].stats().ledger.dead == 2
-    with pytest.raises(LeaseLost, match="formed anew"):
-        parts[1].ack()
-    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[1, 4], [3, 5]]
+    end(leases(ranks, 2, 0))
+    own = take(ranks[0], 0, 2, 1, 2)
+    client.execute("XDEL", ranks[0]._task.store.keys.stream, entry_id(4))
+    with pytest.raises(LeaseLost, match="rank 0 has ended this step already"):
+        take(ranks[1], 1, 2, 1, 2)
+    own.ack()
+    assert [numbers(part) for part in leases(ranks, 2, 2)] == [[4], [5]]
 
 
-def test_a_part_that_kills_its_rank_again_and_again_becomes_dead_letters(open_stream):
-    ranks = [open_stream(max_deliveries=3), open_stream()]
-    fill(ranks[0], 8)
-    leases(ranks, 4, 0)
-    ahead = leases(ranks, 2, 1)
-    for _ in range(2):
-        kill_consumer(ranks[1])
-        ranks[1] = open_stream()
-        assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
-    kill_consumer(ranks[1])
-    ranks[1] = open_stream()
-    with pytest.raises(LeaseLost, match="formed anew"):  # rank 0 is still busy with its part
-        take(ranks[1], 1, 2, 0, 4)
-    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 4], [2, 5]]
-    assert [letter.failed_deliveries for letter in ranks[0].dead_letters()] == [3, 3]
-    with pytest.raises(LeaseLost):
-        ahead[0].ack()
-    assert [numbers(part) for part in leases(ranks, 2, 1)] == [[6], [7]]
+@pytest.mark.parametrize("rank", [0, 1])
+def test_misfits_become_dead_letters_and_the_others_are_requeued(open_stream, rank):
+    ranks = [open_stream(), open_stream()]
+    odd = numbered(4 + rank, advantages=torch.zeros(2))
+    ranks[0].put_many([[odd if n == 4 + rank else numbered(n)] for n in range(8)])
+    parts = leases(ranks, 8, 0)
+    with pytest.raises(ValueError, match="batch"), parts[rank]:
+        parts[rank].batch()
+    if rank:
+        parts[0].release()
+    ledger = ranks[0].stats().ledger
+    assert (ledger.dead, ledger.waiting) == (1, 7)
 
 
-def test_groups_that_cannot_be_decoded_make_a_part_smaller(open_stream):
+def test_a_group_that_cannot_be_decoded_costs_no_rank_a_group(open_stream):
     ranks = [open_stream(), open_stream()]
     garbage = EncodedGroup(b"\xff" * 20, 1, None, Status.COMPLETED)
     ranks[0]._producer.put(PutBatch((garbage,)))
-    fill(ranks[0], 3)
-    parts = leases(ranks, 4, 0, balance="tokens")
-    assert sorted(len(part) for part in parts) == [1, 2]
-    for part in parts:
-        part.ack()
-    ledger = ranks[0].stats().ledger
-    assert (ledger.acked, ledger.dead) == (3, 1)
-    ranks[0]._producer.put(PutBatch((garbage,)))
-    fill(ranks[0], 1)
-    bad, good = ask(ranks, 2, 1)
-    assert isinstance(bad, DecodeError)
-    assert isinstance(good, Lease)
-    good.ack()
-    assert ranks[0].stats().ledger.dead == 2
-    assert isinstance(ask(ranks, 2, 1)[0], WrongStep)
+    fill(ranks[0], 4)
+    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 2], [1, 3]]
+    assert ranks[0].stats().ledger.dead == 1
 
 
 def sized(number: int, length: int) -> list[Any]:
@@ -643,86 +596,6 @@ def test_parts_are_balanced_by_tokens(open_stream, order):
     totals = [sum(lengths[n] for n in numbers(part)) for part in parts]
     assert {len(part) for part in parts} == {4}
     assert max(totals) - min(totals) <= 2
-    found = [numbers(part) for part in parts]
-    for each in ranks:
-        kill_consumer(each)
-    ranks = [open_stream(), open_stream()]
-    assert [numbers(part) for part in leases(ranks, 8, 0, balance="tokens")] == found
-
-
-@pytest.mark.long
-def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(open_stream, monkeypatch):
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 6)
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(forming, "deal", die)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [
-            pool.submit(each.take, 4, rank=rank, world_size=2, step=0, timeout=20)
-            for rank, each in enumerate(ranks)
-        ]
-        while not any(each.done() for each in waiting):
-            time.sleep(0.01)
-        monkeypatch.undo()
-        assert audit(ranks[0])["default"].leased.keys() == {1, 2, 3, 4}
-        (dead,) = (rank for rank, each in enumerate(waiting) if each.done())
-        kill_consumer(ranks[dead])
-        with pytest.raises(RankLost):
-            waiting[1 - dead].result(30)
-        assert isinstance(waiting[dead].exception(), KeyboardInterrupt)
-    assert audit(ranks[0])["default"].leased == {}
-    ranks[dead] = open_stream()
-    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 2], [1, 3]]
-
-
-def test_a_take_that_arrives_after_its_attempt_leases_nothing(open_stream, monkeypatch):
-    ranks, others = [open_stream(), open_stream()], open_stream()
-    fill(ranks[0], 8)
-    late: list[Callable[[], TakeReply]] = []
-
-    def noted(send, call, **options):
-        if isinstance(call, Take):
-            late.append(partial(send, call, **options))
-        return send(call, **options)
-
-    for each in ranks:
-        store = each._task.store
-        monkeypatch.setattr(store, "call", partial(noted, store.call))
-    for error in ask(ranks, 16, 0, timeout=0.1):
-        assert isinstance(error, BatchTimeout)
-    assert late[0]().outcome == "late"
-    parts = leases(ranks, 4, 0)
-    assert late[-1]().outcome == "late"
-    assert audit(ranks[0])["default"].leased.keys() == {1, 2, 3, 4}
-    for part in parts:
-        part.ack()
-    assert late[-1]().outcome == "late"
-    for each in ranks:
-        each.close()
-    others.take(1, timeout=0).ack()  # there are no ranks any more
-    assert late[-1]().outcome == "late"
-    assert audit(others)["default"].leased == {}
-
-
-@pytest.mark.long
-def test_a_rank_whose_time_is_up_forms_the_step_itself(open_stream, monkeypatch):
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 4)
-
-    def hang(*_, **__):
-        raise RuntimeError
-
-    monkeypatch.setattr(ranks[1]._ranks, "_form", hang)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=1)
-        time.sleep(0.2)
-        with pytest.raises(RuntimeError):
-            take(ranks[1], 1, 2, 0, 4)
-        assert numbers(first.result(30)) == [0, 2]
-    assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
 
 
 def test_orders_queries_and_statuses_are_those_of_other_takes(open_stream):
@@ -734,23 +607,23 @@ def test_orders_queries_and_statuses_are_those_of_other_takes(open_stream):
     assert [numbers(part) for part in parts] == [[3, 1], [2, 0]]
     aborted = leases(ranks, 2, 1, status=Status.ABORTED)
     assert [numbers(part) for part in aborted] == [[11], [10]]
-    for part in parts + aborted:
-        part.ack()
+    end(parts + aborted)
     for error in ask(ranks, 4, 2, timeout=0.1, where={"score_lt": 4}):
         assert isinstance(error, BatchTimeout)
         assert error.available == 0
 
 
-def test_groups_that_are_too_stale_expire_before_a_step_is_formed(open_stream):
+def test_groups_that_are_too_stale_expire_before_a_step_is_taken(open_stream):
     ranks = [open_stream(order="stalest", max_staleness=2) for _ in range(2)]
     for version in (1, 2, 5, 6):
         ranks[0].put([numbered(version)], policy_version=version)
     ranks[0].advance(7)
     parts = leases(ranks, 2, 0)
     assert [numbers(part) for part in parts] == [[5], [6]]
-    for part in parts:
-        part.ack()
+    end(parts)
     assert ranks[0].stats().ledger.expired == 2
+    expired = leases(ranks, 2, 1, status=Status.EXPIRED) if len(ranks[0]) else []
+    assert all(len(part.expiries) == 1 for part in expired)
 
 
 def test_groups_that_are_read_again_are_in_later_steps(open_stream):
@@ -759,8 +632,7 @@ def test_groups_that_are_read_again_are_in_later_steps(open_stream):
     for step in range(2):
         parts = leases(ranks, 2, step)
         assert [numbers(part) for part in parts] == [[0], [1]]
-        for part in parts:
-            part.ack()
+        end(parts)
         audit(ranks[0])
     stats = ranks[0].stats()
     assert (stats.ledger.acked, stats.reads, stats.samples_acked) == (2, 2, 4)
@@ -790,23 +662,64 @@ def test_groups_that_ranks_lease_are_saved_as_waiting(open_stream, client, tmp_p
         audit(copy)
 
 
-def test_ranks_end_with_their_task_and_their_consumer_group(open_stream):
+@pytest.mark.parametrize("arrives", [False, True])
+def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
+    open_stream, monkeypatch, arrives
+):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
+    end(leases(ranks, 4, 0))
+    store = ranks[0]._task.store
+    call = store.call
 
-    def keys_of_ranks():
-        keys = ranks[0]._task.store.client.execute("KEYS", "*")
-        return [key for key in keys if ranks[0].namespace.encode() in key and b":rank" in key]
+    def cut(asked, *beside):
+        if isinstance(asked, AskStep) and asked.decision is not None:
+            if arrives:
+                call(asked, *beside)
+            raise StoreUnavailable("away", where="here", uncertain=True)
+        return call(asked, *beside)
 
-    for end in (ranks[0].drop_group, ranks[0].clear):
-        parts = leases(ranks, 4, 3)
-        assert keys_of_ranks()
-        end()
-        with pytest.raises(LeaseLost):
-            parts[0].ack()
-        assert not keys_of_ranks()
-        fill(ranks[0], 8)
-    assert len(leases(ranks, 4, 0)) == 2
+    monkeypatch.setattr(store, "call", cut)
+    with pytest.raises(StoreUnavailable):
+        take(ranks[0], 0, 2, 1, 4)
+    monkeypatch.undo()
+    assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
+
+
+def test_rank_0_that_gives_up_a_batch_which_others_have_gets_an_error(open_stream, monkeypatch):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    end(leases(ranks, 4, 0))
+    store = ranks[0]._task.store
+    call = store.call
+
+    def cut(asked, *beside):
+        reply = call(asked, *beside)
+        if isinstance(asked, AskStep) and asked.decision is not None:
+            raise StoreUnavailable("away", where="here", uncertain=True)
+        return reply
+
+    monkeypatch.setattr(store, "call", cut)
+    with pytest.raises(StoreUnavailable):
+        take(ranks[0], 0, 2, 1, 4)
+    monkeypatch.undo()
+    with pytest.raises(LeaseLost, match="Start all ranks again"):
+        take(ranks[0], 0, 2, 2, 4)
+    assert len(ranks[0]) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[]", b"\xff", b'{"step": 1, "spec": "x"}', b'{"step": 1, "spec": "x", "p": 1'],
+)
+def test_a_damaged_decision_is_an_error(open_stream, text):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    end(leases(ranks, 2, 0))
+    store = ranks[0]._task.store
+    store.client.execute("HSET", f"{store.keys.prefix}rank_steps:default", 1, text)
+    for error in ask(ranks, 2, 1):
+        assert isinstance(error, StoreError)
 
 
 @pytest.mark.parametrize(
@@ -831,76 +744,122 @@ def test_arguments_that_do_not_fit_are_refused(open_stream, options):
         open_stream().take(4, timeout=0, **options)
 
 
-WORLD, STEPS, COUNT = 3, 10, 6
+class Killed(BaseException):
+    """Ends a rank of a job, as SIGKILL does: nothing that it does after this reaches Redis."""
 
 
-class Rank:
-    """One rank of a random run: it dies, is killed and starts again, and takes ahead."""
+@dataclass
+class Kill:
+    """Kills a rank at one of its requests, before it is sent or after it was answered."""
 
-    def __init__(self, rank: int, open_stream: Opener, seed: int) -> None:
-        self.rank = rank
-        self.open_stream = open_stream
-        self.dice = random.Random(seed)
-        self.stream = open_stream(lease_ms=1000)
-        self.got: dict[int, list[list[int]]] = {}
-        self.lost: list[tuple[int, int]] = []
+    rank: int
+    request: int
+    answered: bool
+    over: bool = False
 
-    def run(self) -> None:
-        step, held = 0, list[Lease]()
-        while step < STEPS or held:
-            if step < STEPS and len(held) < self.dice.choice((1, 2)):
-                try:
-                    lease = self.stream.take(
-                        COUNT, rank=self.rank, world_size=WORLD, step=step, timeout=20
-                    )
-                except RankLost as error:
-                    self.lost.append((error.step, step))
-                    continue
-                self.got.setdefault(step, []).append(numbers(lease))
-                held.append(lease)
-                step += 1
-                continue
-            if self.dice.random() < 0.25:
-                self.start_again()
-                step -= len(held)
-                held = []
-                continue
-            held.pop(0).ack()
-
-    def start_again(self) -> None:
-        if self.dice.random() < 0.7:
-            kill_consumer(self.stream)
-        else:
-            self.stream.close()
-        self.stream = self.open_stream(lease_ms=1000)
+    def count(self) -> bool:
+        """Count a request of the rank; returns whether it is the one."""
+        self.request -= 1
+        return self.request < 0 and not self.over
 
 
-def test_every_group_goes_to_one_rank_of_one_step_whatever_dies(open_stream):
-    watcher = open_stream(max_deliveries=1000)
-    fill(watcher, STEPS * COUNT)
-    ranks = [Rank(rank, open_stream, seed=rank) for rank in range(WORLD)]
-    ended = threading.Event()
+@dataclass
+class Job:
+    """A data-parallel job: ranks that train in step, and start again together from a checkpoint."""
 
-    def watch():
-        while not ended.wait(0.05):
-            audit(watcher)
+    open_stream: Opener
+    world: int
+    steps: int
+    count: int
+    step: int = 0  # the checkpoint: next step, numbers trained, groups not acknowledged
+    trained: list[int] = field(default_factory=list)
+    unacknowledged: dict[int, int] = field(default_factory=dict)
+    incarnation: str = ""
+    here: Any = field(default_factory=threading.local)
 
-    with ThreadPoolExecutor(WORLD + 1) as pool:
-        watching = pool.submit(watch)
-        try:
-            for running in [pool.submit(rank.run) for rank in ranks]:
-                running.result(60)
-        finally:
-            ended.set()
-        watching.result(10)
-    given = []
-    for rank in ranks:
-        assert all(named == asked for named, asked in rank.lost)
-        assert sorted(rank.got) == list(range(STEPS))
-        for takes in rank.got.values():
-            assert all(each == takes[0] for each in takes)
-            assert len(takes[0]) == COUNT // WORLD
-            given += takes[0]
-    assert sorted(given) == list(range(STEPS * COUNT))
-    ledger = watcher.stats().ledger
-    assert (ledger.acked, ledger.leased, ledger.waiting) == (STEPS * COUNT, 0, 0)
+    def run(self, kill: Kill | None) -> bool:
+        """Train to the end, or until a rank is killed; returns whether the end was reached."""
+        streams = [self.open_stream(max_deliveries=1000) for _ in range(self.world)]
+        together = threading.Barrier(self.world)
+        parts: list[list[int]] = [[] for _ in streams]
+        if self.unacknowledged:
+            streams[0].settle(self.unacknowledged, incarnation=self.incarnation)
+
+        def work(rank: int) -> bool:
+            self.here.rank, self.here.kill = rank, kill
+            try:
+                for step in range(self.step, self.steps):
+                    lease = take(streams[rank], rank, self.world, step, self.count, timeout=20)
+                    parts[rank] = numbers(lease)
+                    together.wait(20)  # as gradients are averaged
+                    if rank == 0:
+                        self.step, self.trained = step + 1, self.trained + flat(parts)
+                        self.unacknowledged = lease.unacknowledged
+                        self.incarnation = lease.incarnation
+                    together.wait(20)
+                    lease.ack()
+                return True
+            except (Killed, threading.BrokenBarrierError):
+                if kill is not None:
+                    kill.over = True
+                together.abort()
+                return False
+            finally:
+                self.here.kill = None
+
+        with ThreadPoolExecutor(self.world) as pool:
+            ended = list(pool.map(work, range(self.world)))
+        for stream in streams:
+            stop_heartbeat(stream)
+        return all(ended)
+
+    @contextmanager
+    def killing(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Let the requests of each rank's thread be counted, and all end once one is killed."""
+
+        def counted(send: Callable[..., Any]) -> Callable[..., Any]:
+            def sent(*arguments: Any, **options: Any) -> Any:
+                kill = getattr(self.here, "kill", None)
+                if kill is None:
+                    return send(*arguments, **options)
+                if kill.over:
+                    raise Killed
+                now = self.here.rank == kill.rank and kill.count()
+                if now and not kill.answered:
+                    kill.over = True
+                    raise Killed
+                reply = send(*arguments, **options)
+                if now or kill.over:
+                    kill.over = True
+                    raise Killed
+                return reply
+
+            return sent
+
+        with monkeypatch.context() as patch:
+            for name in ("exchange", "once"):
+                patch.setattr(Client, name, counted(getattr(Client, name)))
+            patch.setattr(redrb.connection.deadline, "SLICE_S", 0.05)
+            yield
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_is_killed_anywhere_trains_every_group_once(
+    open_stream, monkeypatch, rank, answered
+):
+    for request in range(100):
+        job = Job(open_stream, world=2, steps=2, count=4)
+        watcher = open_stream()
+        watcher.clear()
+        fill(watcher, 8)
+        with job.killing(monkeypatch):
+            ended = job.run(Kill(rank, request, answered))
+            assert ended or job.run(None)
+        assert sorted(job.trained) == list(range(8))
+        ledger = watcher.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (8, 0, 0), request
+        if ended:
+            assert request > (7 if rank == 0 else 5)
+            return
+    raise AssertionError("it never reached its end")

@@ -178,13 +178,10 @@ def test_evicting_the_stalest_needs_versions(client, namespace, settings, refuse
         stream_of(client, namespace, **settings)
         settings = {}
     if not refused:
-        stream_of(client, namespace, capacity=3, eviction="stalest", **settings)
+        stream_of(client, namespace, on_full="drop_stalest", **settings)
         return
-    with pytest.raises(ConfigError, match="indexes no versions"):
-        stream_of(client, namespace, capacity=3, eviction="stalest", **settings)
-    task = f"redrb:{{{namespace}:math}}:task"
-    assert client.execute("HEXISTS", task, "eviction") == 0
-    assert client.execute("EXISTS", task) == before
+    with pytest.raises(ConfigError, match="indexes no policy versions"):
+        stream_of(client, namespace, on_full="drop_stalest", **settings)
 
 
 def test_names_of_tags_are_compared_and_not_counted(client, namespace):

@@ -315,3 +315,19 @@ def test_a_row_that_comes_back_is_claimed_once_beside_its_dead_letter(table, siz
     assert len(stream_of(table).requeue([x.id for x in stream_of(table).dead_letters()])) == 1
     assert drain(table, "actor", size) == names(size, 2 * size)
     assert table.consumed("actor") == 3 * size
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_task_whose_groups_were_deleted_claims_rows_that_come_back(table, size):
+    """What it had acknowledged of them is forgotten, as of the rows that stayed."""
+    table.register("actor", ["x"], size)
+    put(table, 4)
+    assert drain(table, "actor", size) == names(4)
+    table.mark("m")
+    table.clear(names(2))
+    table._claims.delete("actor")  # a process that deletes the table dies here
+    table.register("actor", ["x"], size)
+    assert table.restore("m").back == 2
+    table.register("actor", ["x"], size)
+    assert sorted(drain(table, "actor", size)) == names(4)
+    assert table.consumed("actor") == 4

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-import redrb
 from redrb import BufferItem, ExperienceStream, Status, Table
 from redrb.codec import decode_batch, encode_groups, parse_groups
 from redrb.connection import Client
@@ -443,20 +442,3 @@ def test_rows(client: Client, namespace: str, tmp_path: Path, puts: list[tuple[s
         assert all(
             same(expected[key][0]["v"], each) for key, each in zip(having, together, strict=True)
         )
-
-
-def test_one_row_that_no_reader_can_read_is_not_stored(client: Client, namespace: str) -> None:
-    """Each of these tags and values made its whole table unreadable."""
-    table = redrb.Table(client, "train", namespace=namespace)
-    table.put(["good"], {"x": [1]}, [{"t": 1}])
-    zones = [timezone(-timedelta(hours=5)), timezone(timedelta(hours=5))]
-    for bad in (
-        LAST.replace(tzinfo=zones[0]),
-        FIRST.replace(tzinfo=zones[1]),
-        msgpack.Timestamp(2**62, 0),
-        msgpack.ExtType(5, b"x")._replace(code=-1),
-    ):
-        for columns, tags in (({"x": [bad]}, {}), ({"x": [2]}, {"t": bad})):
-            with pytest.raises(EncodeError, match=r"'bad'|'x'"):
-                table.put(["bad"], columns, [tags])
-    assert table.tags().rows == {"good": {"t": 1}}

@@ -24,7 +24,7 @@ from redrb.errors import (
 from redrb.weights.reading import catalogue, replica
 from redrb.weights.reading.state_copies import InPlaceCopy
 from redrb.weights.wire.chunks import ChunkGoneError
-from tests.published import bits, keys_of, lose_all, prefix, same_bits
+from tests.published import bits, keys_of, lose_all, prefix, same_bits, weights, zeros
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -46,22 +46,6 @@ def fetched(monkeypatch):
 
     monkeypatch.setattr(catalogue, "fetch", fetch)
     return found
-
-
-def weights(value=0):
-    """7 chunks; of two values few elements differ."""
-    dice = torch.Generator().manual_seed(0)
-    state = {
-        "a": torch.randn(2000, generator=dice).bfloat16(),
-        "b": torch.arange(600, dtype=torch.int32),
-    }
-    state["a"].view(torch.int16)[5:10] += value
-    state["b"][-3:] = value
-    return state
-
-
-def zeros():
-    return {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
 
 
 def on_version(publisher, subscriber, **options):

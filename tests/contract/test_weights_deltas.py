@@ -111,7 +111,7 @@ def all_readers(client, namespace, state):
     return [Reader(client, namespace, target, **options) for target, options in made]
 
 
-def follow(client, namespace, *, rounds, seed, often=0.25, **publishing):
+def follow(client, namespace, *, rounds, seed, **publishing):
     """Publish `rounds` versions that readers of all kinds fetch at times, and check each."""
     training = Training(seed)
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, **publishing)
@@ -121,7 +121,7 @@ def follow(client, namespace, *, rounds, seed, often=0.25, **publishing):
         training.step()
         kinds.append(publisher.publish(training.state).kind)
         for reader in readers:
-            if training.dice.random() < often:
+            if training.dice.random() < 0.25:
                 reader.poll(number)
                 reader.check(training.state)
         if training.dice.random() < 0.1:
@@ -156,22 +156,6 @@ def test_one_version_is_kept_and_all_is_cast_before_the_difference(client, names
             wanted = training.state[name].bfloat16().to(training.state[name].dtype)
             assert bits(targets[reader][name]) == bits(wanted)
     check_nothing_left(client, namespace)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [11, 12])
-def test_readers_of_all_kinds_hold_thousands_of_versions(client, namespace, seed):
-    kinds = follow(
-        client,
-        namespace,
-        rounds=1000,
-        seed=seed,
-        often=0.15,
-        keep=1 + seed % 3,
-        anchor_every=25,
-    )
-    assert kinds.count("delta") > 450
 
 
 SHAPES = st.sampled_from([(), (0,), (1,), (3, 0, 2), (511,), (17, 33), (2, 3, 100)])

@@ -20,27 +20,11 @@ from redrb.train.broadcast import Broadcast
 from redrb.train.following import MakerWeights
 from redrb.watch.state.findings import findings_of
 from redrb.watch.state.reader import StateReader
-from tests.published import check_nothing_left, keys_of, prefix, same_bits
+from tests.published import check_nothing_left, keys_of, prefix, same_bits, weights, zeros
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 KEPT = 4
-
-
-def weights(value: int = 0) -> dict[str, torch.Tensor]:
-    """7 chunks; of two values few elements differ."""
-    dice = torch.Generator().manual_seed(0)
-    state = {
-        "a": torch.randn(2000, generator=dice).bfloat16(),
-        "b": torch.arange(600, dtype=torch.int32),
-    }
-    state["a"].view(torch.int16)[5:10] += value
-    state["b"][-3:] = value
-    return state
-
-
-def zeros() -> dict[str, torch.Tensor]:
-    return {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
 
 
 class Damage:

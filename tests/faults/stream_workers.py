@@ -1,5 +1,7 @@
 """Makers and trainers for tests of faults: `python -m tests.faults.stream_workers ROLE URL ...`.
 
+A URL that ends with `#n` is that of a stream with n shards.
+
 A maker prints the numbers of groups whose put returned; a trainer those that it acknowledged. Each
 ends at end-of-file on its standard input.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import redrb
 from redrb import BatchTimeout, LeaseLost
@@ -18,14 +21,14 @@ def say(word: str, numbers_: list[int]) -> None:
     print(word, *numbers_, flush=True)
 
 
-def make(stream: redrb.ExperienceStream, first: int, count: int) -> None:
+def make(stream: redrb.ExperienceStream | redrb.ShardedStream, first: int, count: int) -> None:
     for start in range(first, first + count, 4):
         own = list(range(start, min(start + 4, first + count)))
         stream.put_many([[numbered(n)] for n in own])
         say("put", own)
 
 
-def train(stream: redrb.ExperienceStream, ended: threading.Event) -> None:
+def train(stream: redrb.ExperienceStream | redrb.ShardedStream, ended: threading.Event) -> None:
     while not ended.is_set():
         try:
             lease = stream.take(8, timeout=0.3, at_least=1)
@@ -57,14 +60,15 @@ def train_once(stream: redrb.ExperienceStream) -> None:
 
 def main() -> None:
     role, url, *arguments = sys.argv[1:]
+    url, _, shards = url.partition("#")
     client = redrb.connect(url, retry_s=30)
-    stream = redrb.ExperienceStream(
-        client,
-        "math",
-        limit=64,
-        lease_ms=1000,
-        max_deliveries=100,
-    )
+    options: dict[str, Any] = {"limit": 64, "lease_ms": 1000, "max_deliveries": 100}
+    stream: Any
+    if shards:
+        options["limit"] = 64 // int(shards)
+        stream = redrb.ShardedStream(client, "math", shards=int(shards), **options)
+    else:
+        stream = redrb.ExperienceStream(client, "math", **options)
     say("ready", [])
     if role == "once":
         train_once(stream)

@@ -235,3 +235,35 @@ def test_a_lease_outlives_a_restart_of_the_server(own_server):
         assert numbers(stream.take(2, timeout=0)) == [2, 3]
         audit(stream)
         stream.close()
+
+
+def test_a_sharded_stream_loses_nothing_when_all_its_workers_are_killed(cluster, start):
+    task = f"{cluster.url}#6"
+    makers = [start("maker", task, first, 5000) for first in (0, 5000)]
+    trainer = start("trainer", task)
+    for worker in (*makers, trainer):
+        worker.wait_for("ready", timeout=60)
+    makers[0].wait_for("put", 100)
+    makers[0].kill()
+    trainer.wait_for("acked", 150)
+    trainer.kill()
+    with (
+        redrb.connect(cluster.url) as client,
+        redrb.ShardedStream(client, "math", shards=6, lease_ms=1000) as stream,
+    ):
+        until(lambda: stream.stats().producers_waiting >= 6)
+        makers[1].kill()  # while it waits for room in all shards
+        put = {number for maker in makers for number in maker.numbers("put")}
+        acked = trainer.numbers("acked")
+        while left := stream.stats().ledger.waiting:
+            with stream.take(left, timeout=20) as lease:
+                acked += numbers(lease)
+            until(lambda: stream.stats().ledger.leased == 0)
+        ledger = stream.stats().ledger
+        for shard in stream.shards.values():
+            audit(shard)
+    assert ledger == redrb.Ledger(put=ledger.put, acked=ledger.put)
+    # a trainer that was killed between its ack and its word cannot tell
+    last_batch = set(trainer.numbers("took")[-8:])
+    assert put - set(acked) <= last_batch, "acknowledged puts were never trained"
+    assert len(acked) == len(set(acked)), "a group was acknowledged twice"

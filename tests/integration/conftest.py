@@ -11,6 +11,7 @@ import pytest
 import redrb
 from redrb.cli.__main__ import main
 from redrb.connection import Client
+from tests.dashboards import Dashboard
 
 Run: TypeAlias = Callable[..., tuple[int, str, str]]
 """Runs a command of redrb; returns its exit status, output and errors."""
@@ -26,6 +27,14 @@ def store(real_url: str) -> Iterator[Client]:
     """A client of each real server in turn."""
     with redrb.connect(real_url) as client:
         yield client
+
+
+@pytest.fixture
+def dashboard(real_url: str, namespace: str) -> Iterator[Dashboard]:
+    """A dashboard of the test's namespace, in a process of its own."""
+    started = Dashboard(real_url, namespace)
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def main(
             step += 1
     except (redrb.RedrbError, RuntimeError) as error:
         failure = {"kind": type(error).__name__, "said": str(error)}
-        say("failed", step=step, **failure, ranks=list(getattr(error, "ranks", ())))
+        say("failed", step=step, **failure)
         return
     stream.close()
     parameters = [value.tolist() for value in model.state_dict().values()]

@@ -47,7 +47,7 @@ def benchmark(module: str, *options: str) -> str:
         "servers",
         "scale",
         "latency,backlog,profile",
-        "replicas,observing",
+        "shards,replicas,observing",
         "staleness",
     ],
 )

@@ -232,22 +232,18 @@ def certificate(tmp_path_factory):
     return directory
 
 
+def speak_tls(server, port, certificate, *, clients):
+    """Let a server listen with TLS, too; `clients`: whether these show a certificate."""
+    cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+    files = ("tls-cert-file", cert, "tls-key-file", key, "tls-ca-cert-file", cert)
+    with redrb.connect(server.url) as client:
+        client.execute("CONFIG", "SET", "tls-auth-clients", clients, "tls-port", port, *files)
+
+
 @pytest.mark.parametrize("own_server", with_tls(), indirect=True)
 def test_tls_is_checked_against_the_certificate(own_server, certificate):
     server, port = own_server(), free_port()
-    with redrb.connect(server.url) as client:
-        client.execute(
-            "CONFIG",
-            "SET",
-            "tls-auth-clients",
-            "no",
-            "tls-port",
-            port,
-            "tls-cert-file",
-            str(certificate / "cert.pem"),
-            "tls-key-file",
-            str(certificate / "key.pem"),
-        )
+    speak_tls(server, port, certificate, clients="no")
     trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
     with redrb.connect(trusting) as client, ExperienceStream(client, "math") as stream:
         stream.put(numbered(1))
@@ -281,21 +277,7 @@ def test_tls_is_checked_against_the_certificate(own_server, certificate):
 def test_a_server_may_ask_for_a_client_certificate(own_server, certificate):
     server, port = own_server(), free_port()
     cert, key = certificate / "cert.pem", certificate / "key.pem"
-    with redrb.connect(server.url) as client:
-        client.execute(
-            "CONFIG",
-            "SET",
-            "tls-auth-clients",
-            "yes",
-            "tls-port",
-            port,
-            "tls-cert-file",
-            str(cert),
-            "tls-key-file",
-            str(key),
-            "tls-ca-cert-file",
-            str(cert),
-        )
+    speak_tls(server, port, certificate, clients="yes")
     trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}"
     with pytest.raises(StoreUnavailable):
         redrb.connect(trusting, retry_s=0)
@@ -310,19 +292,7 @@ def test_tls_to_sentinels_and_tls_to_servers_are_chosen_apart(
 ):
     server, port, own_port = own_server(), free_port(), free_port()
     cert, key = certificate / "cert.pem", certificate / "key.pem"
-    with redrb.connect(server.url) as client:
-        client.execute(
-            "CONFIG",
-            "SET",
-            "tls-auth-clients",
-            "no",
-            "tls-port",
-            port,
-            "tls-cert-file",
-            str(cert),
-            "tls-key-file",
-            str(key),
-        )
+    speak_tls(server, port, certificate, clients="no")
     settings = [
         f"sentinel monitor experience 127.0.0.1 {port} 1",
         *(f"tls-port {own_port}", f"tls-cert-file {cert}", f"tls-key-file {key}"),

@@ -6,32 +6,17 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-import redrb
 from redrb import ExperienceStream
 from redrb.cli.__main__ import main
 from redrb.connection import Client
 from redrb.watch.page.guard import TOKEN_HEADER
 from tests.dashboards import TOKEN, Dashboard
 from tests.samples import numbered
-
-
-@pytest.fixture
-def dashboard(real_url: str, namespace: str) -> Iterator[Dashboard]:
-    started = Dashboard(real_url, namespace)
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

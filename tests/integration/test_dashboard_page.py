@@ -38,19 +38,6 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
-
-
-@pytest.fixture
-def dashboard(real_url: str, namespace: str) -> Iterator[Dashboard]:
-    started = Dashboard(real_url, namespace)
-    yield started
-    started.close()
-
-
-@pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page that may write nothing to the console: no error, no refusal by its policy."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")

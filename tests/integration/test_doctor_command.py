@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +20,6 @@ from tests.samples import numbered
 from tests.servers import Server
 
 Doctor = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def owner(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
 
 
 @pytest.fixture

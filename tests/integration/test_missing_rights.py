@@ -23,7 +23,7 @@ from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.stream.put.calls import AskRoom, Evict
-from redrb.stream.ranks.calls import AskPart, RankStep
+from redrb.stream.ranks.calls import AskStep
 from redrb.stream.take.calls import Drop, Finish, Leave
 from redrb.stream.task.calls import (
     Discard,
@@ -149,21 +149,11 @@ def test_scripts_of_a_task(user):
     scene.close()
 
 
-def test_ranks_and_turns(user):
+def test_ranks(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
-    ask = AskPart(
-        "default",
-        "me",
-        RankStep(0, 1, 0),
-        "2 x",
-        0,
-        False,
-        False,
-        FOREVER_MS,
-        scene.incarnation,
-    )
-    assert user.check(ask.script, lambda: scene.run(ask)).outcome == "form"
+    ask = AskStep("default", "me", 0, 1, 0, False)
+    assert user.check(ask.script, lambda: scene.run(ask)).starts
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

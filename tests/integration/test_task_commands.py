@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import redrb
-from redrb import ExperienceStream, registry
+from redrb import ExperienceStream, ShardedStream, registry
 from redrb.cli import stats
 from tests.samples import numbered
 
@@ -150,7 +150,7 @@ def test_rm_names_the_consumers_and_makers_that_are_alive(store, namespace, run)
 def test_ls_shows_the_limits_of_tasks(store, namespace, run):
     tasks: dict[str, dict[str, Any]] = {
         "a": {"limit": 4096, "max_bytes": 10**9},
-        "b": {"capacity": 512},
+        "b": {"limit": 512},
         "c": {"limit": 8},
         "d": {},
     }
@@ -160,6 +160,17 @@ def test_ls_shows_the_limits_of_tasks(store, namespace, run):
     begin, end = head.index("stored") + len("stored"), head.index("limit") + len("limit")
     shown = [row[begin:end].strip() for row in rows]
     assert shown == ["4,096, 1.0 GB", "512", "8", "-"]
+
+
+def test_ls_shows_the_sum_of_shards(store, namespace, run):
+    with ShardedStream(store, "math", shards=3, namespace=namespace, limit=8) as stream:
+        ExperienceStream(store, "mathematics", namespace=namespace).close()
+        for number in range(7):
+            stream.put(numbered(number))
+        stream.take(2, timeout=5).ack()
+        lines = [line.split() for line in run("ls")[1].splitlines()]
+    assert [line[0] for line in lines[1:]] == [*stream.shards, "math@*", "mathematics"]
+    assert lines[4][1:7] == ["fifo", "5", "0", "0", "5", "24"]
 
 
 def test_rm_shows_what_it_deletes_and_asks(store, namespace, run, monkeypatch):

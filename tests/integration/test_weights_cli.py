@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,6 @@ class Tied(nn.Module):
         self.read.weight = self.embed.weight
         self.norm = nn.LayerNorm(300)
         self.register_buffer("steps", torch.tensor(3))
-
-
-@pytest.fixture
-def store(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
 
 
 @pytest.fixture

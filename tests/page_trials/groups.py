@@ -66,23 +66,6 @@ def _add_orphans(bench: Bench, count: int) -> None:
         bench.client.execute("XADD", bench.key("stream"), "*", "g", b"of a failed put")
 
 
-def capacity_lowered(bench: Bench, count: int) -> None:
-    """A capacity that was lowered is reached by the puts that follow."""
-    stream = bench.filled(count, capacity=100)
-    stream.configure(capacity=1)
-    puts = []
-    until(lambda: puts.append(put(stream, 1, first=count)) or stream.stats().stored == 1)
-    assert stream.stats().ledger.evicted == count + len(puts) - 1
-    assert numbers(stream.take(1, timeout=0)) == [count]
-
-
-def capacity_lowered_with_consumer_groups(bench: Bench, count: int) -> None:
-    """The same while the page, divided among the consumer groups, is less than one group."""
-    for number in range(8):
-        bench.open(group=f"group-{number}").join_group()
-    capacity_lowered(bench, count)
-
-
 def evicted_behind_leased(bench: Bench, count: int) -> None:
     """A put at the limit evicts the oldest waiting group, which lies behind leased ones."""
     stream = bench.filled(count, limit=count + 2)

@@ -1,19 +1,15 @@
-"""Trials of pages by which leases come back: of consumers that close or die, and of ranks."""
+"""Trials of pages by which leases come back: of consumers that close or die."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 
 import redrb
 from redrb import ExperienceStream
 from redrb.lua.pages import PAGES
-from redrb.stream.ranks.calls import AskPart, EndAttempt, RankStep
-from redrb.stream.take.calls import Drop, Take, TakeRequest
+from redrb.stream.take.calls import Drop
 from tests.audit import audit, kill_consumer
-from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
+from tests.page_trials.bench import Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
 
 
@@ -191,125 +187,12 @@ def taken_and_lost(bench: Bench, count: int) -> None:
     train(stream, list(range(count)))
 
 
-def dead_rank_with_many_steps(bench: Bench, count: int) -> None:
-    """The only rank dies with steps of one group that it has not acknowledged."""
-    _ranks_end(bench, count, 1)
-
-
-def dead_rank_with_one_step(bench: Bench, count: int) -> None:
-    """The only rank dies with one step of many groups."""
-    _ranks_end(bench, 1, count)
-
-
-def _ranks_end(bench: Bench, steps: int, groups: int) -> None:
-    stream, dead = bench.filled(steps * groups), bench.open()
-    held = [dead.take(groups, rank=0, world_size=1, step=at, timeout=5) for at in range(steps)]
-    kill_consumer(dead)
-    again = bench.open()
-    until(lambda: _takes_alone(again))  # the first take ends the ranks
-    _come_back_from_ranks(bench, stream, held, steps * groups)
-
-
-def _takes_alone(stream: ExperienceStream) -> bool:
-    try:
-        stream.take(1, timeout=0).release()
-    except redrb.BatchTimeout:
-        return False
-    return True
-
-
-def _come_back_from_ranks(
-    bench: Bench, stream: ExperienceStream, held: Sequence[redrb.Lease], total: int
-) -> None:
-    bench.take_over(stream)
-    audit(stream)
-    lease = stream.take(total, timeout=0)
-    assert sorted(numbers(lease)) == list(range(total))
-    assert not any(map(is_acknowledged, held))
-    lease.ack()
-    assert stream.stats().ledger.acked == total
-
-
-def formed_again(bench: Bench, count: int) -> None:
-    """A step whose part failed too often is taken apart, and formed again of other groups."""
-    stream, again = bench.filled(count, max_deliveries=1), bench.open()
-    lost = stream.take(count, rank=0, world_size=1, step=0, timeout=5)
-    kill_consumer(stream)
-    put(again, count, first=count)
-    lease = again.take(count, rank=0, world_size=1, step=0, timeout=5)
-    audit(again)
-    assert sorted(letter.id for letter in again.dead_letters()) == list(range(1, count + 1))
-    assert sorted(numbers(lease)) == list(range(count, 2 * count))
-    assert not is_acknowledged(lost)
-    lease.ack()
-    assert again.stats().ledger.acked == count
-
-
-def attempt_ended(bench: Bench, count: int) -> None:
-    """The attempt to form a step ends after its batch was leased: all its groups wait again."""
-    stream = bench.filled(count)
-    asked = bench.run(
-        AskPart(
-            "default",
-            stream.consumer,
-            RankStep(0, 1, 0),
-            f"{count} groups",
-            0,
-            False,
-            False,
-            FOREVER_MS,
-            stream.incarnation,
-        )
-    )
-    assert asked.outcome == "form"
-    revision = bench.client.execute("HGET", bench.key("task"), "revision").decode()
-    batch = bench.run(
-        Take(
-            "default",
-            stream.consumer,
-            "ranks/0",
-            str(asked.number),
-            TakeRequest(count, count),
-            "waiter",
-            0,
-            FOREVER_MS,
-            revision,
-        )
-    )
-    assert (batch.outcome, batch.amount) == ("taken", count)
-    assert bench.run(EndAttempt("default", asked.number, batch)) == "ended"
-    bench.take_over(stream)
-    ledger = stream.stats().ledger
-    assert (ledger.waiting, ledger.leased) == (count, 0)
-
-
 def step_acknowledged(bench: Bench, count: int) -> None:
-    """A step of two ranks is acknowledged whole when the second rank acknowledges its part."""
-    stream, other = bench.filled(2 * count), bench.open()
-    for lease in _formed([stream, other], 2 * count, step=0):
-        lease.ack()
-    ledger = stream.stats().ledger
-    assert (ledger.acked, ledger.leased, ledger.waiting) == (2 * count, 0, 0)
-
-
-def steps_acknowledged_by_a_checkpoint(bench: Bench, count: int) -> None:
-    """The second rank starts again from a checkpoint that holds two steps: both end."""
-    stream, other, again = bench.filled(4 * count), bench.open(), bench.open()
-    for step in range(2):
-        first, _ = _formed([stream, other], 2 * count, step=step)
-        first.ack()
-    with pytest.raises(redrb.BatchTimeout):
-        again.take(2 * count, rank=1, world_size=2, step=2, timeout=0)
-    ledger = stream.stats().ledger
-    assert (ledger.acked, ledger.leased, ledger.waiting) == (4 * count, 0, 0)
-
-
-def _formed(ranks: Sequence[ExperienceStream], count: int, *, step: int) -> list[redrb.Lease]:
-    """Return the part of each rank in a step."""
-
-    def take(rank: int) -> redrb.Lease:
-        world = len(ranks)
-        return ranks[rank].take(count, rank=rank, world_size=world, step=step, timeout=5)
-
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(take, range(len(ranks))))
+    """The step of a rank is acknowledged whole, and that of a dead one comes back whole."""
+    stream, dead = bench.filled(2 * count), bench.open()
+    dead.take(count, rank=0, world_size=1, step=0, timeout=5)
+    again = bench.open()
+    lease = again.take(count, rank=0, world_size=1, step=0, timeout=5)
+    assert sorted(numbers(lease)) == list(range(count))
+    lease.ack()
+    train(stream, list(range(count, 2 * count)))

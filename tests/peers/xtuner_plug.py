@@ -8,7 +8,9 @@ step. REDRB_URL and REDRB_NAMESPACE say where.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import random
 import subprocess
 import sys
 import uuid
@@ -28,6 +30,7 @@ from xtuner.v1.rl.agent_loop_manager import (
 )
 from xtuner.v1.rl.agent_loop_manager.produce_utils import _TaskRunner
 from xtuner.v1.rl.agent_loop_manager.sampler import Sampler
+from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, SyncReplayBufferConfig
 from xtuner.v1.train.rl_trainer import RLColocateTrainerConfig, RLDisaggregatedTrainerConfig
 
 from redrb import ConfigError
@@ -124,6 +127,95 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> str:
     name = uuid.uuid4().hex
     monkeypatch.setenv("REDRB_NAMESPACE", name)
     return name
+
+
+def drawn(dice: random.Random, number: int, step: int) -> list[RolloutState]:
+    """Return a group whose rollouts may be stale, without steps, or expired."""
+
+    def one() -> RolloutState:
+        size = dice.randint(0, 3)
+        return RolloutState(
+            message=[],
+            rollout_id=number,
+            prompt_ids=[1, 2],
+            tokens=[1, 2, 3],
+            status=dice.choices(list(Status), [dice.choice([1, 9]) for _ in Status])[0],
+            response_ids=list(range(size)),
+            response_model_steps=dice.choice(
+                [[max(0, step - dice.randint(-1, 6)) for _ in range(size)]] * 4 + [[]]
+            ),
+            response_mask=dice.choice([None, [dice.randint(0, 1) for _ in range(size)]]),
+            seq_staleness=dice.randint(0, 3),
+        )
+
+    return [one() for _ in range(dice.randint(1, 3))]
+
+
+def fields(groups: list[list[RolloutState]]) -> list[Any]:
+    """Return the groups' fields; a reset rollout's staleness is 0 from XTuner's next refresh on."""
+    dumped = [[each.model_dump() for each in group] for group in groups]
+    for group in dumped:
+        for each in group:
+            if each["status"] == Status.EXPIRED:
+                each["seq_staleness"] = None
+    return dumped
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("order", ["fifo", "stalest"])
+def test_a_random_sequence_of_calls_equals_xtuners_buffer(
+    order: Any, seed: int, namespace: str
+) -> None:
+    """In the order "stalest" all groups of a status are taken: redrb does not sort them again."""
+    kind = SyncReplayBufferConfig if order == "fifo" else AsyncReplayBufferConfig
+    dice = random.Random(seed)
+
+    async def play(ours: Any, theirs: Any) -> None:
+        newest = 6
+        for number in range(300):
+            newest += dice.random() < 0.3
+            limits = dice.choice([None, 2, 3, 5, 7]), dice.choice([None, 1, 2, 4, 6])
+            action = dice.choices(["put", "refresh", "get"], [5, 3, 2])[0]
+            step, keeps = dice.choice([newest] * 5 + [newest - 1, newest - 3]), dice.random() < 0.8
+            if action == "put":
+                groups = [drawn(dice, number, newest)]
+                groups.append(copy.deepcopy(groups[0]))
+                options: dict[str, Any] = {
+                    "model_step": dice.choice([None, newest - 1]),
+                    "current_train_step": dice.choice([None, step]),
+                    "stale_threshold": limits[0],
+                    "token_stale_threshold": limits[1],
+                    "expired_groups_retryable": keeps,
+                }
+                for buffer, group in zip((ours, theirs), groups, strict=True):
+                    await buffer.put(group, "math", **options)
+                assert fields(groups[:1]) == fields(groups[1:]) or not keeps
+            elif action == "refresh":
+                statuses = [Status.COMPLETED, Status.ABORTED, Status.EXPIRED]
+                options = {
+                    "task_stale_thresholds": {"math": limits[0]},
+                    "task_token_stale_thresholds": {"math": limits[1]},
+                    "expired_groups_retryable_by_task": {"math": keeps},
+                    "current_train_step": step,
+                    "statuses": dice.choice([None, statuses[:2], statuses[1:2], statuses[2:]]),
+                }
+                counts = [await each.refresh_staleness(**options) for each in (ours, theirs)]
+                assert counts[0] == counts[1]
+            else:
+                size = dice.randint(1, 4) if order == "fifo" else 10**6
+                status = dice.choice(list(Status))
+                got = [await each.get(size, "math", status) for each in (ours, theirs)]
+                for groups in got if order == "stalest" else ():
+                    groups.sort(key=lambda group: group[0].rollout_id)
+                assert fields(got[0]) == fields(got[1])
+            assert await ours.size() == len(theirs)
+
+    async def scenario() -> None:
+        plug = ReplayBufferConfig(os.environ["REDRB_URL"], namespace, order=order)
+        async with plug.build() as ours:
+            await play(ours, kind().build())
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("order", ["fifo", "stalest"])

@@ -149,13 +149,6 @@ def test_a_pause_of_the_worker_is_no_overrun():
     assert Checker(lines, set(), [("take-1", 2.0, 7.0)]).findings
 
 
-def test_a_step_of_ranks_counts_when_all_ranks_have_acknowledged():
-    first = call("ack", 2, step=0, rank=0, acking=["a"], end_acked=["a"])
-    second = call("ack", 5, step=0, rank=1, acking=["b"], end_acked=["b"])
-    found = checker(rank0=first, rank1=second)
-    assert found.tasks["steps"].acked == {"a": 5.1, "b": 5.1}
-
-
 def train(at: float, *names: str) -> list[Line]:
     return [{"k": "trained", "t": at, "acking": list(names)}]
 
@@ -165,7 +158,7 @@ def rank(at: float, *names: str) -> list[Line]:
 
 
 TWICE = {"put": put(1, "a"), "take": take(2, "a") + ack(3, "a") + take(5, "a") + ack(6, "a")}
-TRAINED_TWICE = {"steps": put(1, "a"), "rank0": rank(2, "a") + rank(5, "a")}
+TRAINED_TWICE = {"steps": put(1, "a"), "ranks": rank(2, "a") + rank(5, "a")}
 
 
 @pytest.mark.parametrize("at", [3.05, 3.2])

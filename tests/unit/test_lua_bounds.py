@@ -48,7 +48,6 @@ CONSTANTS = {
     },
     "include/put_record": {"53": "2^53, beyond which counting stands still"},
     "include/room": {"53": "2^53, beyond which counting stands still"},
-    "include/ranks": {"4096": "most ranks and steps of an undamaged task"},
     "include/task": {
         "1000": "ms of a second and us of a ms",
         "9007199254740992": "2^53, beyond which counting stands still",
@@ -61,7 +60,6 @@ CONSTANTS = {
     "include/claims": {"256": "values of a byte"},
     "include/clock": {"10": "a tenth of `most`"},
     "repair/puts": {"1000": "ms of a second"},
-    "ranks/take": {"16": "ranks of which each looks at all others at once"},
     "weights/begin": {"53": "of 2^53, as which larger numbers of foreign entries are reported"},
     "weights/discard": {"3600": "seconds for which a dropped token is remembered"},
 }

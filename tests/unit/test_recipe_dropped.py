@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -208,21 +210,20 @@ def test_each_sample_is_counted_once(
     kept: list[BufferItem] = []
     done = 0
     for number, group in enumerate(groups, 1):
-        assert choice.extras([*group, broken]) == {}  # the task drops it, and notes with it
-        extras = choice.extras(group)
-        assert (extras is not None) == (above < sum(group) / len(group) < above + width)
+        rewards = torch.tensor([*group, broken], dtype=torch.float64)
+        assert choice.extras(rewards) == {}  # the task drops it, and notes with it
+        extras = choice.extras(rewards[:-1])
+        assert (extras is not None) == (above < mean(group) < above + width)
         if extras is not None:
             kept += [numbered(0, reward=torch.tensor(reward)) for reward in group]
             kept[-len(group)].extras |= extras
             done = number
-    assert choice.dropped == sum(
-        not above < sum(group) / len(group) < above + width for group in groups
-    )
+    assert choice.dropped == sum(not above < mean(group) < above + width for group in groups)
     if kept:
-        rewards = [reward for group in groups[:done] for reward in group]
+        made = [reward for group in groups[:done] for reward in group]
         found = of_made(make_experience_batch(kept))
-        assert found["made_reward"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
-        assert found["kept_fraction"] == pytest.approx(len(kept) / len(rewards))
+        assert found["made_reward"] == pytest.approx(sum(made) / len(made), abs=1e-5)
+        assert found["kept_fraction"] == pytest.approx(len(kept) / len(made))
 
 
 @pytest.mark.parametrize("note", [3, "ab", [1], [1, 2, 3], ["a", "b"], {"a": 1}, None])
@@ -252,11 +253,37 @@ def test_nothing_is_noted_without_bounds(client: Client, namespace: str) -> None
 
 @pytest.mark.parametrize(
     ("kind", "cache", "said"),
-    [(Completions, 3, "cache must be 1 to limit"), (Episodes, 1, "episode gives its whole reward")],
+    [(Completions, 3, "at most --max-new-tokens"), (Episodes, 1, "episode gives its whole reward")],
 )
-def test_a_punishment_that_cannot_be_is_refused(
-    client: Client, namespace: str, kind: type[GRPORecipe], cache: int, said: str
+def test_a_punishment_that_cannot_be_is_refused_with_the_settings(
+    kind: type[GRPORecipe], cache: int, said: str
 ) -> None:
-    recipe = kind(namespace=namespace, worker="m", overlong_cache=cache)
     with pytest.raises(ConfigError, match=said):
-        recipe.maker(client, lambda *_, **__: None)
+        kind(worker="m", overlong_cache=cache)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("size", [1, 3, 7, 10, 100])
+def test_bounds_are_compared_in_the_type_of_the_rewards(kind: torch.dtype, size: int) -> None:
+    dice = random.Random(size)
+    for bound in [0.1, 0.3, 1 / 3, 0.7, -0.1, 1.0, *(dice.uniform(-2, 2) for _ in range(20))]:
+        if kind is torch.int64:
+            bound = round(bound)
+        at = torch.tensor([bound] * size, dtype=torch.float64).to(kind)
+        step = max(abs(bound), 1) * (1 if kind is torch.int64 else 0.02)
+        over, under = at + step, at - step
+        kept = [Choice(bound, math.inf).extras(each) == {} for each in (under, at, over)]
+        assert kept == [False, False, True]
+        kept = [Choice(-math.inf, bound).extras(each) == {} for each in (under, at, over)]
+        assert kept == [True, False, False]
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+def test_a_share_of_successes_equals_its_bound(kind: torch.dtype) -> None:
+    for size in range(1, 50):
+        for right in range(size + 1):
+            rewards = torch.tensor([1.0] * right + [0.0] * (size - right), dtype=kind)
+            share = right / size
+            assert Choice(share, math.inf).extras(rewards) is None
+            assert Choice(-math.inf, share).extras(rewards) is None
+            assert Choice(share - 0.001, share + 0.001).extras(rewards) == {}

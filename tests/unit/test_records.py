@@ -97,17 +97,6 @@ def test_padding_keeps_the_dtype(side, dtype):
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_masks_are_made_where_unequal_lengths_bring_none(side):
-    items = [item(3, 1), item(6, 3), item(5, 3)]
-    batch = make_experience_batch(items, side=side)
-    assert batch.attention_mask.dtype == torch.int64
-    assert batch.action_mask.dtype == torch.bool
-    assert batch.sequences is not None
-    assert torch.equal(batch.attention_mask, (batch.sequences != 0).long())
-    assert batch.action_mask.sum(1).tolist() == [1, 3, 3]
-
-
-@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("lengths", [[(3, 2)], [(3, 2)] * 2, [(3, 0)] * 2, [(3, 3), (4, 1)]])
 @pytest.mark.parametrize(
     "without", [(), ("action_log_probs",), ("action_log_probs", "values"), ("sequences",)]

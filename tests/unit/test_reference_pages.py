@@ -9,9 +9,10 @@ import re
 import pytest
 
 import redrb
-from redrb import errors
+from redrb import errors, keys
 from redrb.connection import url
 from redrb.stream import ExperienceStream
+from redrb.weights.wire import calls as stored
 from tests import reference_pages
 from tests.documents import ROOT
 from tests.public_names import GOLDEN
@@ -129,14 +130,44 @@ def test_the_code_reads_the_variables_of_the_page_of_settings():
         assert name in source or f'variable_of("{last}")' in source, name
 
 
-def test_the_page_of_keys_has_each_key_of_the_scripts():
-    scripts = "".join(file.read_text() for file in (ROOT / "redrb" / "lua").rglob("*.lua"))
-    used = set(re.findall(r"\bkey\('(\w+)'", scripts))
+def test_the_lists_of_keys_are_whole() -> None:
+    """Scripts use the keys that `redrb/keys.py` lists, and the page describes these."""
     page = (REFERENCE / "keys.md").read_text()
-    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    listed = {name for cell in cells for name in re.findall(r"`(?:redrb:\{[^}]*\}:)?(\w+)", cell)}
-    assert used - listed == set()
+    sections = dict(re.findall(r"^## Keys of (?:a )?(\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    listed = {
+        section: re.findall(r"`([^` ]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, re.M)))
+        for section, text in sections.items()
+    }
+    declared = {
+        "task": _declared(keys.TASK_KEYS, keys.TASK_REST, {"notes": "group"}),
+        "table": _declared(keys.TABLE_KEYS, keys.TABLE_REST, {"claim": "task"}),
+        "weights": [*stored.KEYS, "chunk:<token>:<number>", "delta:<token>:<number>"],
+    }
+    for section, names in declared.items():
+        assert sorted(listed[section]) == sorted(names), section
+    known = {re.sub(r":.*", ":", name) for names in declared.values() for name in names}
+    used = {
+        found[1] + (":" if found[2] == "," else "")
+        for file in (ROOT / "redrb" / "lua").rglob("*.lua")
+        for found in re.finditer(r"\bkey\('(\w+)'(.)", file.read_text())
+    }
+    assert used - known == set()
     assert len(used) > 50
+    for owner in (keys.TaskKeys, keys.TableKeys, keys.WeightKeys):
+        names = {name for name, value in vars(owner).items() if isinstance(value, keys._Key)}
+        assert names - known - {"none"} == set(), owner
+
+
+def _declared(
+    lists: dict[str, tuple[str, ...]], rest: tuple[str, ...], owners: dict[str, str]
+) -> list[str]:
+    """Return names of keys as the page writes them; `owners` has those of other names."""
+    named = [
+        name if owner in ("task", "table") else f"{name}:<{owners.get(owner, owner)}>"
+        for owner, names in lists.items()
+        for name in names
+    ]
+    return [*named, *rest]
 
 
 def test_the_tables_of_the_stream_have_each_method_once() -> None:

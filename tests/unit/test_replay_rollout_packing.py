@@ -18,7 +18,7 @@ import torch
 from redrb import BufferItem, ConfigError, Status
 from redrb.codec import decode_items, encode_groups, parse_group
 from redrb.compat.xtuner.rollout_fields import as_declared, check_declared
-from redrb.compat.xtuner.rollout_packing import META, pack_group, unpack_group
+from redrb.compat.xtuner.rollout_packing import EXPIRED, META, STEPLESS, pack_group, unpack_group
 from redrb.compat.xtuner.values import TAG, pack_value, unpack_value
 from redrb.errors import DecodeError, EncodeError, RecordError
 
@@ -28,13 +28,11 @@ def through_the_codec(items: list[BufferItem]) -> list[BufferItem]:
     return decode_items(parse_group(encoded.blob))
 
 
-def there_and_back(
-    group: Sequence[Any], rollout_type: type | None = None, train_step: int | None = None
-) -> list[Any]:
+def there_and_back(group: Sequence[Any], rollout_type: type | None = None) -> list[Any]:
     for rollout in group:
         check_declared(rollout, rollout_type)
-    items = through_the_codec(pack_group(group, train_step))
-    return [as_declared(rollout_type, unpacked.state) for unpacked in unpack_group(items)]
+    items = through_the_codec(pack_group(group))
+    return [as_declared(rollout_type, state) for state in unpack_group(items)]
 
 
 def same(got: Any, expected: Any) -> None:
@@ -222,7 +220,7 @@ class Point(NamedTuple):
 @pytest.mark.parametrize("name", ["routed_experts", "extra_fields"])
 def test_a_value_that_cannot_be_stored_is_refused_with_its_field(name: str, value: Any) -> None:
     with pytest.raises(RecordError, match=name) as caught:
-        pack_group([{name: value}], None)
+        pack_group([{name: value}])
     assert caught.value.field == name
 
 
@@ -230,24 +228,24 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(RecordError, match="contains itself"):
-        pack_group([{"extra_fields": loop}], None)
+        pack_group([{"extra_fields": loop}])
 
 
 def test_invalid_text_is_refused() -> None:
     with pytest.raises((RecordError, EncodeError), match="response"):
-        through_the_codec(pack_group([{"response": "\ud800"}], None))
+        through_the_codec(pack_group([{"response": "\ud800"}]))
 
 
 @pytest.mark.parametrize("rollout", [{1: 2}, {META: 2}])
 def test_fields_need_names(rollout: Any) -> None:
     with pytest.raises(RecordError, match="fields are named by strings"):
-        pack_group([rollout], None)
+        pack_group([rollout])
 
 
 @pytest.mark.parametrize("rollout", ["text", 3, [1]])
 def test_a_rollout_is_a_dict_or_has_attributes(rollout: Any) -> None:
     with pytest.raises(RecordError, match="use a dict, or an object with fields"):
-        pack_group([rollout], None)
+        pack_group([rollout])
 
 
 @dataclass
@@ -407,7 +405,7 @@ def test_malformed_values_are_refused(value: Any) -> None:
 
 
 def test_samples_that_are_no_rollouts_are_refused() -> None:
-    item = pack_group([{"response_ids": [1]}], None)[0]
+    item = pack_group([{"response_ids": [1]}])[0]
     with pytest.raises(DecodeError, match="no rollouts"):
         unpack_group([BufferItem(None, None)])
     item.extras[META]["format"] = 2
@@ -425,10 +423,14 @@ def test_samples_that_are_no_rollouts_are_refused() -> None:
         ({"response_model_steps": [4, 3]}, 3, [4, 3], None),
         ({"response_model_steps": [4, 3], "response_mask": [0, 1]}, 3, [4, 3], [False, True]),
         ({"response_model_steps": [4, 3], "response_mask": [1]}, 3, [4, 3], [True, False]),
-        ({"response_model_steps": [4], "response_mask": [1, 1]}, 4, [4], [True]),
+        ({"response_model_steps": [4], "response_mask": [1, 1]}, 4, [4], None),
+        ({"response_model_steps": [4], "response_mask": [0, 0]}, 4, [4], [False]),
+        ({"response_model_steps": [4], "response_mask": [0, 1]}, 4, [STEPLESS], None),
+        ({"response_model_steps": [4], "response_ids": []}, 4, [4], [False]),
+        ({"response_ids": []}, None, None, None),
         ({"response_model_steps": [4, 3], "labels": [1]}, 3, [4, 3], [False, False]),
-        ({"response_model_steps": []}, None, None, None),
-        ({}, None, None, None),
+        ({"response_model_steps": []}, None, [STEPLESS], None),
+        ({}, None, [STEPLESS], None),
     ],
 )
 def test_the_stream_sees_which_step_made_each_token(
@@ -437,11 +439,23 @@ def test_the_stream_sees_which_step_made_each_token(
     tokens: list[int] | None,
     counts: list[bool] | None,
 ) -> None:
-    (item,) = pack_group([rollout], None)
+    rollout = {"response_ids": [7, 8], **rollout}
+    (item,) = pack_group([rollout])
     assert item.policy_version == version
     assert (None if item.token_versions is None else item.token_versions.tolist()) == tokens
     assert (None if item.action_mask is None else item.action_mask.tolist()) == counts
     same(there_and_back([rollout])[0], rollout)
+
+
+def test_an_expired_rollout_of_an_aborted_group_expires_it_at_the_next_refresh() -> None:
+    group = [
+        {"status": "aborted", "response_ids": [7], "response_model_steps": [4]},
+        {"status": "expired", "response_ids": [7], "response_model_steps": [3]},
+    ]
+    items = pack_group(group)
+    assert [item.token_versions.tolist() for item in items] == [[4], [EXPIRED]]
+    assert [item.policy_version for item in items] == [4, 3]
+    same(there_and_back(group), group)
 
 
 def test_lists_of_numbers_take_few_bytes() -> None:
@@ -449,7 +463,7 @@ def test_lists_of_numbers_take_few_bytes() -> None:
     group = [
         {"response_ids": tokens, "logprobs": floats, "response_mask": [1] * 2000} for _ in range(4)
     ]
-    (encoded,) = encode_groups([pack_group(group, None)])
+    (encoded,) = encode_groups([pack_group(group)])
     assert encoded.nbytes < 4 * (2000 * 2 + 2000 * 4) + 2000
 
 

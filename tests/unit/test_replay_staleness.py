@@ -72,14 +72,15 @@ def test_invalid_steps_are_refused(steps: Any) -> None:
         ([1, 9], None, 9),
         ([1, 9], [1, 0], 1),
         ([1, 9], [0, 0], None),
-        ([], None, None),
         ([1, 9, 9], [1], 1),  # tokens beyond the mask do not count
+        ([], None, -2),  # tokens without a step are older than any threshold
+        ([1], [0, 1], -2),
     ],
 )
 def test_only_tokens_that_count_are_fresh(
     steps: list[int], mask: list[int] | None, newest: int | None
 ) -> None:
-    own = rollout(response_model_steps=steps, response_mask=mask)
+    own = rollout(response_ids=[7, 8], response_model_steps=steps, response_mask=mask)
     expires = [bool(expired_members([own], at, Thresholds(token=1))) for at in range(12)]
     assert expires == [newest is not None and at >= newest + 2 for at in range(12)]
 
@@ -92,12 +93,14 @@ def test_a_rollout_expires_at_its_threshold() -> None:
 
 
 def test_a_rollout_expires_when_all_tokens_that_count_are_stale() -> None:
-    partly, wholly = rollout(response_model_steps=[0, 4]), rollout(response_model_steps=[0, 0])
+    partly = rollout(response_ids=[7, 8], response_model_steps=[0, 4])
+    wholly = rollout(response_ids=[7, 8], response_model_steps=[0, 0])
     assert expired_members([partly, wholly], 5, Thresholds(token=4)) == [wholly]
     partly["response_mask"] = [1, 0]
     assert expired_members([partly], 5, Thresholds(token=4)) == [partly]
     partly["response_mask"] = [0, 0]
     assert expired_members([partly], 5, Thresholds(token=4)) == []
+    assert expired_members([rollout(response_model_steps=[0])], 5, Thresholds(token=4)) == []
 
 
 @pytest.mark.parametrize("name", ["input_ids", "labels"])
@@ -280,8 +283,7 @@ def test_the_order_goes_by_version_or_by_seq_staleness() -> None:
     steps = rollout(response_model_steps=[5, 3]), rollout(response_model_steps=[4])
     assert version(9, 9, *steps) == 3
     assert version(None, 9, *steps) == 3
-    assert version(9, 9, rollout()) == 8
-    assert version(None, 9, rollout()) == FRESHEST
+    assert version(9, 9, rollout()) == version(None, 9, rollout()) == FRESHEST
     assert version(None, 9, rollout(seq_staleness=2), rollout(seq_staleness=4)) == 4
     assert version(9, 9, rollout(response_model_steps=[2], seq_staleness=99)) == 2
     failed = rollout(response_model_steps=[2], seq_staleness=5, status=Status.FAILED)

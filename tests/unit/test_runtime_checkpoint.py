@@ -19,7 +19,7 @@ import redrb
 from redrb import BufferItem, make_experience_batch
 from redrb.cli.processes.lifetime import exit_status
 from redrb.errors import CheckpointFailed, ConfigError, DecodeError
-from redrb.train.checkpoint import Checkpoints, DeclaredSettings, Position, stateful_parts
+from redrb.train.checkpoint import Checkpoints, Position, stateful_parts
 from redrb.train.engines import EngineWeights
 from tests.disks import fill, read_only, small_disk
 
@@ -244,20 +244,3 @@ def test_another_scheduler_is_refused_by_name(tmp_path: Path) -> None:
     now = {"rate": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)}
     with pytest.raises(ConfigError, match=r"holds rate of StepLR, .* has CosineAnnealingLR"):
         checkpoints.load(1, now)
-
-
-def test_settings_that_a_recipe_has_changed_hold_after_a_resume(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-
-    def parts(**settings: Any) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(model.parameters(), **settings)
-        return {"optimizer": optimizer, "declared": DeclaredSettings({"a": optimizer})}
-
-    checkpoints = Checkpoints(tmp_path, owner="me")
-    before = parts(lr=0.5, weight_decay=0.25)
-    before["optimizer"].param_groups[0]["weight_decay"] = 0.125  # as a schedule does
-    checkpoints.save(before, Position(step=1), {})
-    now = parts(lr=0.75, weight_decay=0.25)
-    checkpoints.load(1, now)
-    group = now["optimizer"].param_groups[0]
-    assert (group["lr"], group["weight_decay"]) == (0.75, 0.125)

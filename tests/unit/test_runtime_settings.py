@@ -57,18 +57,6 @@ def test_settings_that_do_not_fit_are_refused(
         make(**options)
 
 
-def test_ranks_lease_a_bounded_number_of_steps_between_two_checkpoints(
-    make: Callable[..., Idle], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    of_ranks = {"rank": 0, "world_size": 2, **options}
-    make(ack="checkpoint", **options)._loop.check_limits(1000)
-    make(ack="checkpoint", **of_ranks)._loop.check_limits(31)
-    make(**of_ranks)._loop.check_limits(1000)
-    with pytest.raises(ConfigError, match="at most 64 steps"):
-        make(ack="checkpoint", **of_ranks).fit(32, 32)
-
-
 def test_each_rank_has_a_directory_of_checkpoints(tmp_path: Path) -> None:
     for rank in (None, 1):
         Checkpoints.of_rank(tmp_path, "me", rank).save({}, Position(step=1), {})

@@ -19,9 +19,7 @@ SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "table/watch")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",
-    "ranks/assign": "ranks/take",
-    "ranks/end": "ranks/take",
-    "ranks/finish": "ranks/take",
+    "ranks/read": "ranks/ask",
 }
 """Scripts that run only after another one, which checks their rights."""
 

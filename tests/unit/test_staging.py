@@ -40,15 +40,15 @@ import redrb
 from redrb import ReplayBuffer
 from redrb.stream.saving import saving
 
-save = saving.save_task
+save = saving.save
 
-def stop(store, path, **options):
+def stop(store, path):
     if store.task == "c":
         print("writes", flush=True)
         sys.stdin.read()
-    return save(store, path, **options)
+    return save(store, path)
 
-saving.save_task = stop
+saving.save = stop
 
 async def main():
     with redrb.connect("fake://staging") as client:
@@ -158,7 +158,7 @@ def test_a_saved_buffer_has_no_files_of_a_killed_save(tmp_path: Path) -> None:
                     written = tmp_path / f"{folder.name[-32:]}-0.redrb"
                     written.touch()
                     await buffer.save(tmp_path)
-                    ((saved,),) = json.loads(index.read_text())["files"].values()
+                    (saved,) = json.loads(index.read_text())["files"].values()
                     assert set(tmp_path.iterdir()) == {index, tmp_path / saved, folder, written}
 
     asyncio.run(main())

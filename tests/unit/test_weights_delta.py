@@ -116,28 +116,6 @@ def test_every_size_of_difference(width):
     assert_round_trip(base.view(np.uint8), new.view(np.uint8), [Run(0, base.nbytes, width)])
 
 
-@pytest.mark.parametrize(
-    ("old", "fresh"),
-    [(0x0000, 0xFFFF), (0xFFFF, 0x0000), (0x8000, 0x0000), (0x7FFF, 0x8000), (0x0080, 0x0000)],
-)
-def test_differences_wrap(old, fresh):
-    base, new = (np.full(4096, value, "<u2").view(np.uint8) for value in (old, fresh))
-    assert_round_trip(base, new, [Run(0, base.size, 2)])
-    few = base.copy()
-    few[:64] = new[:64]
-    assert_round_trip(base, few, [Run(0, base.size, 2)])
-
-
-def test_floats_are_bits():
-    """NaNs keep their payload and zeros their sign."""
-    special = [0x7FC00000, 0x7F800001, 0xFFC12345, 0x80000000, 0, 0x7F800000, 0xFF800000, 1]
-    base = np.array(special * 100, "<u4").view(np.uint8)
-    assert_round_trip(base, np.roll(base, 4), [Run(0, base.size, 4)])
-    one = base.copy()
-    one[:4] = base[8:12]
-    assert_round_trip(base, one, [Run(0, base.size, 4)])
-
-
 def test_changes_that_a_sample_does_not_see():
     """The choice between gaps and all items is a guess: either way nothing is lost."""
     base = random_block(1 << 20)

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from redrb.checks import check_choice, checked_int, checked_timeout
 from redrb.compat.trl.held_leases import HeldLeases
 from redrb.compat.trl.token_rows import TokenRow, check_group_size, token_row
-from redrb.errors import ConfigError, RecordError, WrongStep
+from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem
 from redrb.scopes import Entered
 from redrb.stream import ExperienceStream, Lease
@@ -188,7 +188,7 @@ class TaskRollouts(TrainerCallback, Entered):  # type: ignore[misc]
         self._leases = HeldLeases()
         self._passes = 0  # forward passes of this process that are trained
         self._trained_at = 0  # passes after which all groups that were taken are trained
-        self._rank_step: int | None = None
+        self._rank_step = 0  # takes of this process
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._leases.end(error)
@@ -276,20 +276,14 @@ class TaskRollouts(TrainerCallback, Entered):  # type: ignore[misc]
         ranks = trainer.accelerator.num_processes
         if ranks == 1:
             return self._stream.take(groups, timeout=self._timeout)
-        place = {"rank": trainer.accelerator.process_index, "world_size": ranks}
-        known = self._rank_step
-        step = known
-        if step is None:  # the generations that the trainer's optimizer steps have used
-            accumulated = trainer.args.gradient_accumulation_steps
-            step = int(trainer.state.global_step * accumulated // _passes(trainer))
-        try:
-            lease = self._stream.take(groups * ranks, timeout=self._timeout, step=step, **place)
-        except WrongStep as error:
-            if known is not None:
-                raise
-            step = error.next_step
-            lease = self._stream.take(groups * ranks, timeout=self._timeout, step=step, **place)
-        self._rank_step = step + 1
+        lease = self._stream.take(
+            groups * ranks,
+            timeout=self._timeout,
+            rank=trainer.accelerator.process_index,
+            world_size=ranks,
+            step=self._rank_step,
+        )
+        self._rank_step += 1
         return lease
 
     def _trainable(

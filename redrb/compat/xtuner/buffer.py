@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from redrb.checks import checked_int_or_none
 from redrb.compat.xtuner import saving
 from redrb.compat.xtuner.executor import ReplayExecutor
-from redrb.compat.xtuner.rollout_fields import check_declared, checked_status
+from redrb.compat.xtuner.rollout_fields import (
+    check_declared,
+    checked_status,
+    fields_of,
+    read,
+    write,
+)
 from redrb.compat.xtuner.rollout_packing import pack_group, unpack_group
 from redrb.compat.xtuner.staleness import (
     AGEING,
     Thresholds,
+    end,
     expire,
     fill_steps,
     group_status,
@@ -24,20 +31,18 @@ from redrb.compat.xtuner.staleness import (
     write_staleness,
 )
 from redrb.compat.xtuner.taking import Taker, acknowledge, release
-from redrb.compat.xtuner.tasks import ReplayOrder, Tasks
+from redrb.compat.xtuner.tasks import BufferSettings, Ends, OnDiscard, ReplayOrder, Tasks
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import ROLLOUT
-from redrb.stream.task.settings import LEASE_MS, OnExpired
+from redrb.stream.task.settings import LEASE_MS, NO_BOUND
 
 _log = logging.getLogger("redrb")
 
 T = TypeVar("T")
-
-OnDiscard: TypeAlias = Callable[[list[list[Any]]], Awaitable[object] | object]
 
 THREADS = 4
 """Calls of one buffer that run at the same time; further calls queue."""
@@ -94,23 +99,29 @@ class ReplayBuffer:
                 tasks. None: those that other processes have declared.
             limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
                 limit of another process is not waited for, and a full task is an error.
-            run: Name of the run that the groups are of. A buffer that holds groups of another run
-                is refused at the first call. "": a new run, or that of the save which is resumed.
-                None: groups of every run are put and taken.
+            run: Name of the run that the groups are of. A call is refused while there are groups
+                of another run; groups of no run are taken over. "": a new run, or that of the save
+                which is resumed. None: groups of every run are put and taken.
             on_discard: Function or coroutine function that gets the groups which a call of this
-                buffer has discarded, all at once, before `put` resets the caller's rollouts. It
+                buffer has discarded, all at once, with status EXPIRED and not reset yet. It
                 releases what other systems hold for them: with XTuner's trace store,
                 `release_and_discard_rollout_groups`. If `refresh_staleness` fails half-way, it may
                 get groups that the next refresh discards again; a cancelled call may leave it out.
 
         Raises:
-            ConfigError: The client, order, namespace or run cannot be used.
+            ConfigError: The client or an option cannot be used.
         """
-        self._tasks = Tasks(client, namespace, order, lease_ms, tags=tags, limit=limit, run=run)
-        if rollout_type is not None and not isinstance(rollout_type, type):
-            raise ConfigError(f"rollout_type={rollout_type!r:.80} is not a class.")
-        if on_discard is not None and not callable(on_discard):
-            raise ConfigError(f"on_discard={on_discard!r:.80} is no function.")
+        settings = BufferSettings(
+            order=order,
+            namespace=namespace,
+            rollout_type=rollout_type,
+            lease_ms=lease_ms,
+            tags=tags,
+            limit=limit,
+            run=run,
+            on_discard=on_discard,
+        )
+        self._tasks = Tasks(client, settings)
         self._rollout_type = rollout_type
         self._taker = Taker(self._tasks, rollout_type)
         self._on_discard = on_discard
@@ -131,9 +142,9 @@ class ReplayBuffer:
     def __len__(self) -> int:
         """Return the number of waiting groups over all tasks and statuses.
 
-        It blocks for one request to Redis for each task: in an event loop use `size`. If it is the
-        first call of a process whose run goes on, it returns 0, as XTuner's managers expect when
-        they resume a checkpoint without a buffer.
+        It blocks for some requests to Redis for each task: in an event loop use `size`. If it is
+        the first call of a process whose run goes on, it returns 0, as XTuner's managers expect
+        when they resume a checkpoint without a buffer.
 
         Raises:
             ConfigError: The buffer holds groups of another run.
@@ -159,9 +170,10 @@ class ReplayBuffer:
         """Store one group exactly once, under the status that follows from its rollouts.
 
         The caller's rollouts are updated in place: missing steps are filled, staleness is written,
-        and rollouts that expire on arrival are reset. Do not change them until this returns. If the
-        call is cancelled after it has begun, the group is stored all the same; if it is cancelled
-        while it waits for room, the group is not stored, unless room came at that moment.
+        and rollouts that expire on arrival are reset. Do not change them until this returns; after
+        an error of the store or of a field they are as they were before. If the call is cancelled
+        after it has begun, the group is stored all the same; if it is cancelled while it waits for
+        room, the group is not stored, unless room came at that moment.
 
         With a `limit`, puts of one task are stored one after the other in the order of the calls.
 
@@ -197,6 +209,18 @@ class ReplayBuffer:
         def stored() -> bool:
             for rollout in group:
                 check_declared(rollout, self._rollout_type)
+            before = [
+                {**rollout} if isinstance(rollout, dict) else fields_of(rollout)
+                for rollout in group
+            ]
+            try:
+                return changed_and_stored()
+            except BaseException:
+                for rollout, fields in zip(group, before, strict=True):
+                    _restore(rollout, fields)
+                raise
+
+        def changed_and_stored() -> bool:
             if fills is not None:
                 fill_steps(group, fills)
             status = group_status(group)
@@ -210,12 +234,13 @@ class ReplayBuffer:
             status = Status.EXPIRED if stale else status
             stream = self._tasks.open(task_name)
             if status is Status.EXPIRED and not expired_groups_retryable:
+                end(group, train_step)
                 stream.discard_expired(1)
                 return False
             version = version_to_order_by(group, train_step, self._newest_train_step)
             expire(stale)
             stream.put(
-                pack_group(group, train_step),
+                pack_group(group),
                 status=status,
                 priority=-version if self._tasks.order == "stalest" else None,
                 tags=tags or None,
@@ -224,7 +249,7 @@ class ReplayBuffer:
 
         if not group:
             return
-        if self._tasks.limit is None:
+        if self._tasks.settings.limit is None:
             kept = await self._executor.run(stored)
         else:
             if self._executor.closed:
@@ -313,7 +338,7 @@ class ReplayBuffer:
         *,
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
-        current_train_step: int,
+        current_train_step: int | None,
         statuses: Collection[object] | None = None,
     ) -> dict[str, int]:
         """Expire groups that have become too stale; the cost grows with the expired groups only.
@@ -326,6 +351,7 @@ class ReplayBuffer:
             task_token_stale_thresholds: Task -> `token_stale_threshold` of `put`.
             expired_groups_retryable_by_task: Task -> `expired_groups_retryable` of `put`; default:
                 True.
+            current_train_step: The trainer's step; None: no group ages.
             statuses: Statuses of groups that age; default: completed, aborted and expired. Groups
                 of other statuses never do.
 
@@ -338,16 +364,15 @@ class ReplayBuffer:
             task: Thresholds(task_stale_thresholds.get(task), tokens.get(task))
             for task in dict.fromkeys([*task_stale_thresholds, *tokens])
         }
-        train_step = checked_int_or_none("current_train_step", current_train_step) or 0
+        train_step = checked_int_or_none("current_train_step", current_train_step)
         asked = AGEING if statuses is None else set(map(checked_status, statuses))
         ageing = [status for status in AGEING if status in asked]
-        fresh = [status for status in ageing if status is not Status.EXPIRED]
         discarded: list[list[Any]] = []
 
         def note_discarded(items: list[BufferItem]) -> None:
             if ROLLOUT in items[0].extras:  # else a stream has put it
                 try:
-                    discarded.append(self._taker.made(unpack_group(items)))
+                    discarded.append(self._taker.discarded(unpack_group(items), train_step))
                 except DecodeError as error:  # it is discarded all the same
                     _log.error("on_discard is not told of a group: %s", error)
 
@@ -356,32 +381,26 @@ class ReplayBuffer:
             if stream is None:
                 return 0
             keeps, expired, hook = retryable.get(task, True), 0, self._on_discard
-            if fresh != ageing and keeps:
+            if Status.EXPIRED in ageing and keeps:
                 expired = self._tasks.count(task, Status.EXPIRED)
-            elif fresh != ageing:
-                for groups in self._taker.discard_expired(task):
+            elif Status.EXPIRED in ageing:
+                for groups in self._taker.discard_expired(task, train_step):
                     expired += len(groups)
                     discarded.extend(groups if hook is not None else ())
-            ends: OnExpired | Callable[[list[BufferItem]], object] = "keep"
+            if train_step is None:
+                return expired
+            ends: Ends = "keep"
             if not keeps:
                 ends = "discard" if hook is None else note_discarded
             refresh = Expiry(
                 train_step - 1,  # on-policy, the train step is one ahead of the model step
                 None if rule.sequence is None else rule.sequence - 1,
-                None if rule.token is None else rule.token - 1,
+                NO_BOUND if rule.token is None else rule.token - 1,
             )
-            expired += stream.expire(
-                refresh.current_version,
-                max_staleness=refresh.max_staleness,
-                max_token_staleness=refresh.max_token_staleness,
-                statuses=fresh,
-                on_expired=ends,
-            )
-            self._tasks.note_refresh(task, ageing, refresh)
-            return expired
+            return expired + self._tasks.refresh(stream, refresh, ageing, ends)
 
         def refresh() -> dict[str, int]:
-            self._newest_train_step = max(self._newest_train_step, train_step)
+            self._newest_train_step = max(self._newest_train_step, train_step or 0)
             return {task: refresh_one(task, rule) for task, rule in rules.items()}
 
         try:
@@ -410,23 +429,18 @@ class ReplayBuffer:
         """Fill this empty buffer from a save; groups keep their order and all fields.
 
         A buffer with a `run` goes on with what Redis holds, and logs how much, if that is of the
-        save's run or of its own: nothing is restored then. To go back to the save all the same,
-        delete the tasks first.
+        save's run or of its own: nothing is put then. To go back to the save all the same, delete
+        the tasks first.
 
-        All tasks are restored in one step, or none; groups that other processes put meanwhile stay,
-        and make this call raise ConfigError. It may be repeated: after a success, if nothing was
-        put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
-        step, and a call that failed or was killed between two tasks is completed by the next one.
-
-        After each error, unless it is uncertain, nothing was changed; on a Redis Cluster, a note of
-        the error names the tasks that are restored.
+        Tasks are filled one after the other, each group once. A call that broke off is repeated,
+        and goes on; after a success, if nothing was put or taken since, it changes nothing. Groups
+        that other processes put or take meanwhile are put and taken beside.
 
         Raises:
             ConfigError: The buffer is not empty, or holds groups of another run; the save is of
-                another order, or there is none.
-            DecodeError: The save is malformed or of a newer redrb.
-            StoreError: Another process began to resume this buffer meanwhile.
-            StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
+                another order, or there is none; a task was deleted meanwhile.
+            DecodeError: The save is malformed or of another redrb.
+            StoreUnavailable: Redis stayed away; the same call goes on.
         """
         await self._executor.drain()
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))
@@ -459,3 +473,14 @@ class ReplayBuffer:
             confirm=acknowledge,
         )
         return {task: each.groups for task, each in taken.items()}
+
+
+def _restore(rollout: Any, fields: dict[str, Any]) -> None:
+    """Give the caller's rollout the fields back that it had before a put that has failed."""
+    if isinstance(rollout, dict):
+        rollout.clear()
+        rollout.update(fields)
+        return
+    for name, value in fields.items():
+        if read(rollout, name) is not value:
+            write(rollout, name, value)

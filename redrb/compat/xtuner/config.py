@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
-from redrb.checks import check_choice
 from redrb.compat.xtuner.buffer import ReplayBuffer
-from redrb.compat.xtuner.tasks import STREAM_ORDERS, ReplayOrder
+from redrb.compat.xtuner.tasks import BufferSettings, ReplayOrder
 from redrb.connection import connect
+from redrb.connection.url import parse_address
 from redrb.errors import ConfigError
-from redrb.keys import check_name
 
 
 class ReplayBufferConfig:
@@ -52,19 +50,20 @@ class ReplayBufferConfig:
         Raises:
             ConfigError: XTuner is not installed; or a name, the order or an option cannot be used.
         """
-        check_name("namespace", namespace)
-        check_choice("order", order, list(STREAM_ORDERS))
-        if run != "":
-            check_name("run", run)
-        made = {"order": order, "namespace": namespace, "run": run}
+        parse_address(url)
+        made: dict[str, Any] = {"order": order, "namespace": namespace, "run": run}
         try:
-            signature(ReplayBuffer).bind(None, rollout_type=None, **made, **options)
-            buffers = import_module("xtuner.v1.rl.replay_buffer")
+            BufferSettings(rollout_type=None, **made, **options)
+            return _plug({"url": url, **made, "options": options})
         except (TypeError, ImportError) as error:
             raise ConfigError(
-                f"{error}: ReplayBufferConfig needs XTuner, and takes options of ReplayBuffer."
+                f"{error}: ReplayBufferConfig needs XTuner, whose rollouts it holds, and takes the "
+                "other options of ReplayBuffer."
             ) from error
-        return _class_below(buffers)(url=url, **made, options=options)
+
+
+def _plug(fields: dict[str, Any]) -> Any:
+    return _class_below(import_module("xtuner.v1.rl.replay_buffer"))(**fields)
 
 
 @cache
@@ -76,7 +75,7 @@ def _class_below(buffers: Any) -> Any:
         "ReplayBufferConfig",
         __base__=(_Plug, buffers.SyncReplayBufferConfig, buffers.AsyncReplayBufferConfig),
         __module__=__name__,
-        url=(str, Field(repr=False)),  # it may contain a password
+        url=(str, Field(repr=False, exclude=True)),  # it may contain a password
         namespace=(str, ...),
         order=(str, ...),
         run=(str, ...),
@@ -95,9 +94,12 @@ class _Buffer(ReplayBuffer):
 class _Plug:
     def build(self: Any) -> ReplayBuffer:
         """Connect, and return the buffer; its `close` closes the connection, too."""
-        made = {"order": self.order, "namespace": self.namespace, "run": self.run}
         rollouts = import_module("xtuner.v1.data_proto.rl_data")
         traces = import_module("xtuner.v1.rl.rollout.trace_store")
+        made = {"order": self.order, "namespace": self.namespace, "run": self.run}
         made["on_discard"] = traces.release_and_discard_rollout_groups
         client = connect(self.url)
         return _Buffer(client, rollout_type=rollouts.RolloutState, **made | self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plug, (vars(self),)  # pickle finds no class that is made at runtime

@@ -196,6 +196,15 @@ def mask_of(rollout: Any) -> list[bool] | None:
     return None if value is None else list(map(bool, _listed("response_mask", value)))
 
 
+def counted_tokens(rollout: Any) -> list[bool] | None:
+    """Return whether each token with a model step counts; None if no token of the response does."""
+    size, mask = length(rollout, "response_ids"), mask_of(rollout)
+    counts = [True] * size if mask is None else mask
+    if not size or not any(counts):
+        return None
+    return [place < len(counts) and counts[place] for place in range(len(steps_of(rollout)))]
+
+
 def is_agentic(group: Sequence[Any]) -> bool:
     """Return whether any rollout of a group has `input_ids` or `labels`."""
     return any(

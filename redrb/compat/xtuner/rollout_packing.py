@@ -7,7 +7,6 @@ oldest model step, `token_versions` is the step of each token, and `action_mask`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,16 @@ import torch
 from redrb.compat.xtuner.arrays import pack_column, unpack_column
 from redrb.compat.xtuner.rollout_fields import (
     TOKEN_FIELDS,
+    counted_tokens,
     fields_of,
     is_agentic,
-    mask_of,
     status_of,
     steps_of,
 )
+from redrb.compat.xtuner.staleness import group_status
 from redrb.compat.xtuner.values import pack_value, unpack_value
 from redrb.errors import ConfigError, DecodeError, RecordError
-from redrb.experience import BufferItem
+from redrb.experience import BufferItem, Status
 from redrb.stream.take.rollout_reading import ROLLOUT
 
 META = ROLLOUT
@@ -34,45 +34,39 @@ FORMAT = 1
 
 _STEPS = "response_model_steps"
 
+EXPIRED, STEPLESS = -(2**40), -(2**30)
+"""In place of a rollout's steps: each refresh expires its group; each with a token threshold."""
 
-def pack_group(group: Sequence[Any], train_step: int | None) -> list[BufferItem]:
+
+def pack_group(group: Sequence[Any]) -> list[BufferItem]:
     """Return a group's rollouts as samples, or raise RecordError."""
-    agentic = is_agentic(group)
-    return [_pack(rollout, train_step, agentic=agentic) for rollout in group]
+    agentic, aborted = is_agentic(group), group_status(group) is Status.ABORTED
+    return [_pack(rollout, agentic=agentic, aborted=aborted) for rollout in group]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRollout:
-    """The fields of a stored rollout.
-
-    Attributes:
-        train_step: Train step at which the staleness was written; None: it was not written.
-    """
-
-    state: dict[str, Any]
-    train_step: int | None
-
-
-def unpack_group(items: Iterable[BufferItem]) -> list[StoredRollout]:
-    """Return the rollouts of a group that `pack_group` has packed."""
+def unpack_group(items: Iterable[BufferItem]) -> list[dict[str, Any]]:
+    """Return the rollouts of a group that `pack_group` has packed, as dicts of their fields."""
     return list(map(_unpack, items))
 
 
-def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
+def _pack(rollout: Any, *, agentic: bool, aborted: bool) -> BufferItem:
     state = rollout if isinstance(rollout, dict) else fields_of(rollout)
-    steps, mask = steps_of(rollout), mask_of(rollout)
+    steps, counts = steps_of(rollout), counted_tokens(rollout)
     # by these fields the stream orders and expires a rollout
     oldest = min(steps, default=None)
     item = BufferItem(None, None, status=status_of(rollout), policy_version=oldest)
-    if steps:
-        item.token_versions = torch.from_numpy(np.array(steps, dtype=np.int64))
-        if agentic:  # no token counts for expiry
-            item.action_mask = torch.zeros(len(steps), dtype=torch.bool)
-        elif mask is not None:
-            given = mask[: len(steps)]
-            counts = np.array(given + [False] * (len(steps) - len(given)), dtype=np.bool_)
-            item.action_mask = torch.from_numpy(counts)
-    item.extras[META] = {"format": FORMAT, "train_step": train_step}
+    versions = steps
+    if aborted and item.status is Status.EXPIRED:
+        versions, counts = [EXPIRED], [True]
+    elif agentic or counts is None:  # no token counts for expiry
+        counts = [False] * len(steps)
+    elif not any(counts):  # those that count have no step
+        versions, counts = [STEPLESS], [True]
+    if versions:
+        item.token_versions = torch.from_numpy(np.array(versions, dtype=np.int64))
+        if not all(counts):
+            item.action_mask = torch.from_numpy(np.array(counts, dtype=np.bool_))
+    item.extras[META] = {"format": FORMAT}
     for name, value in state.items():
         if not isinstance(name, str) or name == META:
             raise RecordError(
@@ -82,12 +76,12 @@ def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
         column = pack_column(name, value) if name in TOKEN_FIELDS else None
         if column is None:
             item.extras[name] = pack_value(value, name)
-        elif name != _STEPS or item.token_versions is None or type(value) is not list:
+        elif name != _STEPS or versions is not steps or type(value) is not list or not steps:
             item.tensors[column[0]] = column[1]  # a list of steps is in token_versions already
     return item
 
 
-def _unpack(item: BufferItem) -> StoredRollout:
+def _unpack(item: BufferItem) -> dict[str, Any]:
     meta = item.extras.get(META)
     form = meta.get("format") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or type(form) is not int or form < FORMAT:
@@ -104,7 +98,7 @@ def _unpack(item: BufferItem) -> StoredRollout:
     for column, tensor in item.tensors.items():
         name, value = unpack_column(column, tensor)
         state[name] = value
-    if item.token_versions is not None:
-        state.setdefault(_STEPS, item.token_versions.tolist())
-    step = meta.get("train_step")
-    return StoredRollout(state, step if type(step) is int else None)
+    versions = [] if item.token_versions is None else item.token_versions.tolist()
+    if versions not in ([], [EXPIRED], [STEPLESS]):
+        state.setdefault(_STEPS, versions)
+    return state

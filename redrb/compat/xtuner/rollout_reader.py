@@ -14,8 +14,11 @@ from redrb.compat.xtuner.rollout_fields import is_agentic, mask_of, steps_of
 from redrb.compat.xtuner.rollout_packing import unpack_group
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem
+from redrb.experience.fields import TENSOR_FIELDS
 
 ARRAYS = (np.ndarray, Tensor)
+
+_TAKEN = {*TENSOR_FIELDS, "routed_experts"}
 
 NO_LABEL = -100
 """Label of a token that is not trained on."""
@@ -56,6 +59,12 @@ def rollout_sample(rollout: Mapping[str, Any]) -> BufferItem:
     if info is not None and not isinstance(info, Mapping):
         raise RecordError(f"mm_info is {info!r:.80}, not a dict.", field="mm_info")
     for name, value in (info or {}).items():
+        if isinstance(value, ARRAYS) and name in _TAKEN:
+            raise RecordError(
+                f"mm_info holds an array {name!r}, as a field of samples is named: give it another "
+                "name, or RolloutReader a function.",
+                field="mm_info",
+            )
         if isinstance(value, ARRAYS):
             item.tensors[name] = _tensor("mm_info", value)
         elif value is not None:
@@ -112,7 +121,7 @@ class RolloutReader:
             DecodeError: The group is malformed.
             RecordError: A rollout cannot be converted.
         """
-        group = [rollout.state for rollout in unpack_group(items)]
+        group = unpack_group(items)
         if self._train_step is not None and self._threshold is not None and not is_agentic(group):
             for rollout in group:
                 _mask_stale(rollout, self._train_step() - 1 - self._threshold)
@@ -179,7 +188,7 @@ def _numbers(rollout: Mapping[str, Any], name: str, length: int | None) -> Tenso
 def _tensor(name: str, value: Any) -> Tensor:
     try:
         if isinstance(value, list) and value and all(isinstance(each, ARRAYS) for each in value):
-            return torch.as_tensor(np.concatenate(value)[1:])  # XTuner's trainer skips one, too
+            return torch.cat(list(map(torch.as_tensor, value)))[1:]  # the first: as XTuner does
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{name} holds no array of numbers: {error}", field=name) from error

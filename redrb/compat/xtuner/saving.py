@@ -8,7 +8,7 @@ from pathlib import Path
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.directory import read_index
-from redrb.stream.saving.resuming import TaskFile, read_directory, restore_directory, unrestored
+from redrb.stream.saving.resuming import TaskFile, read_directory, unresumed
 from redrb.stream.saving.saving import save_tasks
 from redrb.words import counted
 
@@ -48,17 +48,16 @@ def save(tasks: Tasks, directory: Path) -> None:
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
-    """Fill an empty buffer from a save, or complete a resume of this save that was interrupted.
+    """Fill an empty buffer from a save, or go on with a resume of this save that was interrupted.
 
-    A run goes on with what Redis holds of it: nothing is restored.
+    A run goes on with what Redis holds of it: nothing is put then.
 
     Raises:
         ConfigError: There is no save, it is of another order, or the buffer holds groups, but those
-            of this run.
-        DecodeError: The save is malformed, or of a newer redrb.
-        StoreError: Another process began to resume the buffer meanwhile.
-        After each of them nothing is changed, except on a cluster, where a note of the error names
-        the tasks that are restored.
+            of this run, or a task was deleted meanwhile.
+        DecodeError: The save is malformed, or of another redrb.
+        StoreUnavailable: Redis stayed away. After this and other errors midway the same call goes
+            on; errors before the first put change nothing.
     """
     index, run = read_index(directory), tasks.run
     exists = any(map(tasks.exists, {*tasks.names(), *index.files}))
@@ -82,12 +81,10 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"these (`redrb ls` and `redrb rm`, with --namespace {tasks.namespace}) and resume "
             "again, or resume into another namespace."
         )
-    waiting = unrestored(TaskFile(tasks.store(task), file) for task, file in sorted(saved.items()))
+    waiting = unresumed(TaskFile(tasks.store(task), file) for task, file in sorted(saved.items()))
     for each in waiting:
-        tasks.open(each.store.task, of_any_run=True)
-    restore_directory(waiting)
+        tasks.open(each.task, of_any_run=True)
     for each in waiting:
-        if each.put:
-            tasks.forget(each.store.task)
+        each.run()
     if run is not None:
         run.take_over(index.run)

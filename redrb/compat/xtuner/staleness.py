@@ -15,10 +15,10 @@ from typing import Any
 
 from redrb.compat.xtuner.rollout_fields import (
     STEPS_END,
+    counted_tokens,
     has,
     is_agentic,
     length,
-    mask_of,
     read,
     status_of,
     steps_of,
@@ -33,7 +33,7 @@ AGEING = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
 """Statuses of groups whose rollouts may expire; groups of other statuses are finished."""
 
 FRESHEST = STEPS_END
-"""Version of a group without staleness; a double represents it exactly."""
+"""Version of a group that never becomes stale; a double represents it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Thresholds:
 
     Attributes:
         sequence: A rollout of this staleness expires; None: none does.
-        token: A rollout expires if all its tokens are this stale; None: none does.
+        token: A rollout expires if all its tokens that count are this stale or without a step;
+            None: none does.
     """
 
     sequence: int | None = None
@@ -63,16 +64,10 @@ def group_status(group: Iterable[Any]) -> Status:
     return Status.COMPLETED if found in (Status.INIT, Status.ARCHIVED) else found
 
 
-def oldest_step(rollout: Any) -> int | None:
-    """Return the oldest model step among the response tokens; None if no token has one."""
-    return min(steps_of(rollout), default=None)
-
-
 def staleness(rollout: Any, train_step: int | None) -> int:
     """Return a rollout's staleness; without a train step, its `seq_staleness`."""
     if train_step is not None:
-        oldest = oldest_step(rollout)
-        return 0 if oldest is None else train_step - oldest - 1
+        return train_step - min(steps_of(rollout), default=train_step - 1) - 1
     stored = read(rollout, "seq_staleness")
     if stored is None:
         return 0
@@ -102,10 +97,11 @@ def expired_members(
             return True
         if agentic or thresholds.token is None:
             return False
-        steps, mask = steps_of(rollout), mask_of(rollout)
-        if mask is not None:
-            steps = [step for step, counts in zip(steps, mask, strict=False) if counts]
-        return bool(steps) and train_step - max(steps) - 1 >= thresholds.token
+        counts, newest = counted_tokens(rollout), train_step - 1 - thresholds.token
+        return counts is not None and not any(
+            counted and step > newest
+            for step, counted in zip(steps_of(rollout), counts, strict=True)
+        )
 
     return list(filter(is_expired, group))
 
@@ -117,7 +113,7 @@ def version_to_order_by(
 
     It is the oldest model step of all rollouts. If `put` gives no train step and `seq_staleness` is
     above 0, it is the version of this staleness at `newest_train_step`. A group that has neither
-    steps nor staleness comes last. Groups that do not age are sorted by their `seq_staleness`.
+    comes last: it never becomes stale. Groups that do not age are sorted by their `seq_staleness`.
 
     Args:
         group: Rollouts of one prompt, before any of them is reset.
@@ -130,10 +126,7 @@ def version_to_order_by(
         stored = max(staleness(rollout, None) for rollout in group)
         if stored > 0:
             return newest_train_step - stored - 1
-    steps = [step for rollout in group if (step := oldest_step(rollout)) is not None]
-    if steps:
-        return min(steps)
-    return FRESHEST if train_step is None else train_step - 1
+    return min((step for rollout in group for step in steps_of(rollout)), default=FRESHEST)
 
 
 _RESET: tuple[tuple[str, Any], ...] = (
@@ -182,6 +175,14 @@ def write_staleness(group: Sequence[Any], train_step: int) -> None:
 def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Thresholds) -> list[Any]:
     """Return the rollouts that expire when their group arrives; empty: it keeps its status."""
     return expired_members(group, train_step, thresholds) if group_status(group) in AGEING else []
+
+
+def end(group: Sequence[Any], train_step: int | None) -> None:
+    """Set a group to expired with its last staleness, as its hook gets it before it is reset."""
+    if train_step is not None:
+        write_staleness(group, train_step)
+    for rollout in group:
+        write_status(rollout, Status.EXPIRED)
 
 
 def expire(rollouts: Iterable[Any], *, for_good: bool = False) -> None:

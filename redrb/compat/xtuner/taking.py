@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from redrb.compat.xtuner.object_refs import putting_back
 from redrb.compat.xtuner.rollout_fields import as_declared
-from redrb.compat.xtuner.rollout_packing import StoredRollout, unpack_group
-from redrb.compat.xtuner.staleness import Thresholds, expire, expired_members, write_staleness
+from redrb.compat.xtuner.rollout_packing import unpack_group
+from redrb.compat.xtuner.staleness import Thresholds, end, expire, expired_members, write_staleness
 from redrb.compat.xtuner.tasks import Tasks
 from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
@@ -47,25 +47,39 @@ class Taker:
         try:
             with putting_back():
                 for task, size in sizes.items():
-                    taken[task] = self._take_one(task, size, status, where)
+                    taken[task] = self._take_one(task, size, status, where, self._made)
         except BaseException:
             release(taken)
             raise
         return taken
 
-    def discard_expired(self, task: str) -> Iterator[list[list[Any]]]:
+    def discard_expired(self, task: str, train_step: int | None) -> Iterator[list[list[Any]]]:
         """End all groups that wait as expired, and yield some at a time."""
-        while (taken := self._take_one(task, DISCARDED, Status.EXPIRED, None)).groups:
+
+        def made(group: list[dict[str, Any]]) -> list[Any]:
+            return self.discarded(group, train_step)
+
+        while (taken := self._take_one(task, DISCARDED, Status.EXPIRED, None, made)).groups:
             for lease in taken.leases:
                 lease.expire()
             yield taken.groups
 
-    def made(self, group: Sequence[StoredRollout]) -> list[Any]:
+    def discarded(self, group: list[dict[str, Any]], train_step: int | None) -> list[Any]:
+        """Return the rollouts of a group that is discarded as its hook gets them."""
+        end(group, train_step)
+        return self._made(group)
+
+    def _made(self, group: Sequence[dict[str, Any]]) -> list[Any]:
         """Return the rollouts of a group as the caller wants them."""
-        return [as_declared(self._rollout_type, each.state) for each in group]
+        return [as_declared(self._rollout_type, each) for each in group]
 
     def _take_one(
-        self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
+        self,
+        task: str,
+        size: int,
+        status: Status,
+        where: Mapping[str, Any] | None,
+        made: Callable[[list[dict[str, Any]]], list[Any]],
     ) -> TakenGroups:
         """Lease rollouts; groups that a stream has put stay where they are, and are passed over."""
         stream = self._tasks.find(task) if size > 0 else None
@@ -83,7 +97,7 @@ class Taker:
                     break
                 others = [seq for seq, each in lease.layouts.items() if not is_rollouts(each)]
                 taken.append((lease, others))  # others stay leased, so that they are not met again
-                groups += self._read(task, lease, status, others)
+                groups += map(made, self._read(task, lease, status, others))
                 if not others:
                     break
             for lease, others in taken:
@@ -106,13 +120,12 @@ class Taker:
 
     def _read(
         self, task: str, lease: Lease, status: Status, others: Collection[int]
-    ) -> list[list[Any]]:
-        """Return the groups of a lease as rollouts, with their staleness at the last refresh.
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the groups of a lease, as the refreshes since their put or expiry have left them.
 
         Malformed rollouts are rejected, so that the next take does not meet them again.
         """
         refreshed = self._tasks.refreshed(task, status, lease.ids)
-        groups = []
         for seq, items in zip(lease.ids, lease.groups(), strict=True):
             if seq in others:
                 continue
@@ -122,16 +135,13 @@ class Taker:
                 _log.error("task %r: group %d: %s", task, seq, error)
                 lease.reject(str(error), [seq])
                 continue
-            expiry, put_at = lease.expiries.get(seq), group[0].train_step
-            since = -1 if put_at is None else put_at - 1
+            expiry = lease.expiries.get(seq)
             if expiry is not None:
                 _age(group, expiry)
-                since = expiry.current_version
             for refresh in refreshed.get(seq, ()):
-                if refresh.current_version >= since and refresh != expiry:
+                if expiry is None or refresh.number > expiry.number:
                     _age(group, refresh)
-            groups.append(self.made(group))
-        return groups
+            yield group
 
 
 def release(taken: Mapping[str, TakenGroups]) -> None:
@@ -154,12 +164,12 @@ def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None
                 _log.warning("groups that were taken may be returned again: %s", error)
 
 
-def _age(group: Sequence[StoredRollout], expiry: Expiry) -> None:
+def _age(group: Sequence[dict[str, Any]], expiry: Expiry) -> None:
     """Do to the rollouts of a group what a refresh has noted in Redis, which cannot change them."""
     limits = (expiry.max_staleness, expiry.max_token_staleness)
     thresholds = Thresholds(
         *(None if most is None or most >= NO_BOUND else most + 1 for most in limits)
     )
-    states, train_step = [rollout.state for rollout in group], expiry.current_version + 1
-    write_staleness(states, train_step)
-    expire(expired_members(states, train_step, thresholds))
+    train_step = expiry.current_version + 1
+    write_staleness(group, train_step)
+    expire(expired_members(group, train_step, thresholds))

@@ -6,27 +6,37 @@ again when its stream creates the task anew, when it looks for the names of all,
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import ge
 from typing import Any, Literal, TypeAlias
 
-from redrb.checks import check_choice, checked_int_or_none
+from redrb.checks import check_choice, checked_int, checked_int_or_none
 from redrb.compat.xtuner.runs import Run
 from redrb.connection import Client, check_client
-from redrb.experience import Status
+from redrb.errors import ConfigError
+from redrb.experience import BufferItem, Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
 from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import as_stored
 from redrb.stream.task.calls import Stats
-from redrb.stream.task.settings import NO_BOUND
+from redrb.stream.task.description import StalenessRules
+from redrb.stream.task.settings import LEASE_MS, LEAST_LEASE_MS, NO_BOUND, OnExpired
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.tags import declare_tags
 from redrb.unpacking import Reading
 
 ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
+
+OnDiscard: TypeAlias = Callable[[list[list[Any]]], Awaitable[object] | object]
+
+Ends: TypeAlias = OnExpired | Callable[[list[BufferItem]], object]
+"""How groups end that are too stale."""
 
 GROUP = "replay"
 """Consumer group of all buffers."""
@@ -37,6 +47,34 @@ ENTER_AGAIN_S = 10.0
 STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSettings:
+    """The settings of a buffer, checked; `ReplayBuffer` describes them."""
+
+    order: ReplayOrder = "fifo"
+    namespace: str = "default"
+    rollout_type: type | None = None
+    lease_ms: int = LEASE_MS
+    tags: Sequence[str] | None = None
+    limit: int | None = None
+    run: str | None = None
+    on_discard: OnDiscard | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, list(STREAM_ORDERS))
+        check_name("namespace", self.namespace)
+        checked_int("lease_ms", self.lease_ms, LEAST_LEASE_MS)
+        checked_int_or_none("limit", self.limit, 1)
+        if self.tags is not None:
+            object.__setattr__(self, "tags", declare_tags(self.tags))
+        if self.run not in (None, ""):
+            check_name("run", self.run)
+        if self.rollout_type is not None and not isinstance(self.rollout_type, type):
+            raise ConfigError(f"rollout_type={self.rollout_type!r:.80} is not a class.")
+        if self.on_discard is not None and not callable(self.on_discard):
+            raise ConfigError(f"on_discard={self.on_discard!r:.80} is no function.")
+
+
 class _Stream(ExperienceStream):
     """The stream of one task, which enters its name now and whenever it creates the task anew."""
 
@@ -44,6 +82,12 @@ class _Stream(ExperienceStream):
         super().__init__(*arguments, **options)
         enter_name()
         self._task.enter_name = enter_name
+
+    def expire_by(self, rule: Expiry, statuses: Sequence[Status], ends: Ends) -> int:
+        """Do what `expire` does, and note the rule's number with groups that are kept."""
+        rules = StalenessRules(rule.max_staleness, rule.max_token_staleness)
+        asked = (rule.current_version, rules, statuses, ends, rule.number)
+        return self._expiration.expire(*asked)
 
 
 class Tasks:
@@ -53,39 +97,25 @@ class Tasks:
         run: The run that the groups are of; None: nobody asks.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        order: ReplayOrder,
-        lease_ms: int,
-        *,
-        tags: Sequence[str] | None = None,
-        limit: int | None = None,
-        run: str | None = None,
-    ) -> None:
+    def __init__(self, client: Client, settings: BufferSettings) -> None:
         check_client(client)
-        check_choice("order", order, list(STREAM_ORDERS))
-        self.client = client
-        self.namespace = check_name("namespace", namespace)
-        self.order = order
-        self.stream_order = STREAM_ORDERS[order]
-        self.limit = checked_int_or_none("limit", limit, 1)
-        self._tags = None if tags is None else declare_tags(tags)
-        self._lease_ms = lease_ms
+        self.client, self.settings = client, settings
+        self.namespace, self.order = settings.namespace, settings.order
+        self.stream_order = STREAM_ORDERS[self.order]
         self._lock = threading.Lock()
         self._entered = time.monotonic()
-        self._streams: dict[str, ExperienceStream] = {}
+        self._streams: dict[str, _Stream] = {}
         self._stores: dict[str, TaskStore] = {}
-        self.run = None if run is None else Run(client, namespace, run, held=self._held)
-        self._names = replay_key(namespace)
+        name = settings.run
+        self.run = None if name is None else Run(client, self.namespace, name, held=self._held)
+        self._names = replay_key(self.namespace)
         self._names_client = client.at(self._names)
 
     def enter(self) -> bool:
         """Do what `Run.enter` does; False without a run."""
         return self.run is not None and self.run.enter()
 
-    def open(self, task: str, *, of_any_run: bool = False) -> ExperienceStream:
+    def open(self, task: str, *, of_any_run: bool = False) -> _Stream:
         """Return the stream of a task, which is created if it does not exist.
 
         Raises:
@@ -101,16 +131,19 @@ class Tasks:
                 self._enter(*self._streams)
             return stream
 
-    def find(self, task: str) -> ExperienceStream | None:
-        """Return the stream of a task; None if the task does not exist."""
-        stream = self._streams.get(task)
-        if (
-            stream is None
-            and self._names_client.execute("SISMEMBER", self._names, task)
-            and self.exists(task)
-        ):
+    def find(self, task: str) -> _Stream | None:
+        """Return the stream of a task; None if the task does not exist.
+
+        Raises:
+            ConfigError: The buffer holds groups of another run.
+        """
+        known = self._streams.get(task) is not None or (
+            self._names_client.execute("SISMEMBER", self._names, task) and self.exists(task)
+        )
+        if known:
             return self.open(task)
-        return stream
+        self.enter()
+        return None
 
     def names(self) -> list[str]:
         """Return the names of all tasks of the namespace, of all processes.
@@ -142,33 +175,46 @@ class Tasks:
             if task not in leaving_out
         )
 
-    def note_refresh(self, task: str, statuses: Iterable[Status], refresh: Expiry) -> None:
-        """Note that all groups stored now have aged; for expired ones by which rule, too."""
-        train_step, rule = refresh.current_version + 1, str(refresh).partition(" ")[2]
-        names = [f"{status} {rule}" if status is Status.EXPIRED else status for status in statuses]
-        store = self.store(task)
-        stored = store.client.execute("HGET", store.keys.puts, "last")
-        with Reading(f"the last id of task {task!r}"):
-            last = int(stored or 0)
-        pairs = [word for name in names for word in (name, f"{train_step} {last}")]
-        if pairs:
+    def refresh(self, stream: _Stream, rule: Expiry, ageing: Sequence[Status], ends: Ends) -> int:
+        """Expire groups, and note that all groups stored before have aged; returns how many."""
+        store = self.store(stream.task)
+        marks, last = self._marks(store), _newest(store)
+        number = max((mark.number for _, _, mark, _ in marks), default=0)
+        rule = replace(rule, number=number + (Status.EXPIRED in ageing))
+        fresh = [status for status in ageing if status is not Status.EXPIRED]
+        expired = stream.expire_by(rule, fresh, ends)
+        oldest = "-" if rule.max_staleness is None else rule.max_staleness
+        names: list[str] = [*fresh]
+        if fresh != ageing:
+            names.append(f"expired {oldest} {rule.max_token_staleness} {rule.number}")
+        if names:
+            mark = f"{rule.current_version + 1} {last}"
+            pairs = [word for name in names for word in (name, mark)]
             store.client.execute("HSET", store.keys.refreshed, *pairs)
+        outdone = [name for name, _, older, _ in marks if _outdoes(rule, older)]
+        if fresh != ageing and outdone:
+            store.client.execute("HDEL", store.keys.refreshed, *outdone)
+        return expired
 
     def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, list[Expiry]]:
-        """Return the last refresh of each rule, oldest first, of groups that it has aged."""
-        store, seqs, found = self.store(task), list(ids), dict[int, list[Expiry]]()
-        marks = store.client.execute("HGETALL", store.keys.refreshed) if seqs else ()
-        with Reading(f"the refreshes of task {task!r}"):
+        """Return the refreshes since which no stricter one came, oldest first, of their groups."""
+        refreshes, seqs = dict[int, list[Expiry]](), list(ids)
+        marks = self._marks(self.store(task)) if seqs else []
+        for _, of, mark, last in sorted(marks, key=lambda each: each[2].number):
+            for seq in seqs if of == status else ():
+                if seq <= last:
+                    refreshes.setdefault(seq, []).append(mark)
+        return refreshes
+
+    def _marks(self, store: TaskStore) -> list[tuple[str, str, Expiry, int]]:
+        """Return name, status, rule and newest group of each refresh that is noted."""
+        marks, found = store.client.execute("HGETALL", store.keys.refreshed), []
+        with Reading(f"the refreshes of task {store.task!r}"):
             for name, mark in zip(marks[::2], marks[1::2], strict=True):
-                of, *rule = name.decode().split()
-                train_step, last = map(int, mark.split())  # the newest group at that time
-                if of == status:
-                    refresh = Expiry.parse(" ".join((str(train_step - 1), *(rule or "--"))))
-                    for seq in seqs:
-                        if seq <= last:
-                            found.setdefault(seq, []).append(refresh)
-        for refreshes in found.values():
-            refreshes.sort(key=lambda refresh: refresh.current_version)
+                status, *rule = name.decode().split()
+                train_step, last = map(int, mark.split())
+                text = " ".join((str(train_step - 1), *(rule or "--")))
+                found.append((name.decode(), status, Expiry.parse(text), last))
         return found
 
     def store(self, task: str) -> TaskStore:
@@ -188,13 +234,6 @@ class Tasks:
         store = self.store(task)
         return bool(store.client.execute("EXISTS", store.keys.removed))
 
-    def forget(self, task: str) -> None:
-        """Close the stream of a task that was replaced; the next `open` opens it again."""
-        with self._lock:
-            stream = self._streams.pop(task, None)
-        if stream is not None:
-            stream.close()
-
     def close(self) -> None:
         """Close the streams; their leased groups are requeued."""
         with self._lock:
@@ -208,11 +247,10 @@ class Tasks:
 
     def _enter(self, *tasks: str) -> None:
         self._names_client.execute("SADD", self._names, *tasks)
-        if self.run is not None:
-            self.run.own_again()
         self._entered = time.monotonic()
 
-    def _make(self, task: str) -> ExperienceStream:
+    def _make(self, task: str) -> _Stream:
+        settings = self.settings
         stream = _Stream(
             partial(self._enter, task),
             self.client,
@@ -221,14 +259,31 @@ class Tasks:
             group=GROUP,
             order=self.stream_order,
             # a wait for room would occupy one of the few threads, unless puts have their own
-            on_full="error" if self.limit is None else "block",
-            limit=self.limit,
-            tags=self._tags,
+            on_full="error" if settings.limit is None else "block",
+            limit=settings.limit,
+            tags=settings.tags,
             reader=as_stored,
-            lease_ms=self._lease_ms,
+            lease_ms=settings.lease_ms,
             max_staleness=NO_BOUND,
             max_token_staleness=NO_BOUND,
             checks=(),  # rollouts of one task may differ, and are not put into batches
         )
         stream.join_group()
         return stream
+
+
+def _newest(store: TaskStore) -> int:
+    """Return the id of the newest group that was put."""
+    last = store.client.execute("HGET", store.keys.puts, "last")
+    with Reading(f"the last id of task {store.task!r}"):
+        return int(last or 0)
+
+
+def _outdoes(newer: Expiry, older: Expiry) -> bool:
+    """Return whether a refresh of expired groups resets all rollouts that an older one resets."""
+
+    def cuts(rule: Expiry) -> list[float]:
+        rules = (rule.max_staleness, rule.max_token_staleness)
+        return [-math.inf if each is None else rule.current_version - each for each in rules]
+
+    return older.number > 0 and all(map(ge, cuts(newer), cuts(older)))

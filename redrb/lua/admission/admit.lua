@@ -9,7 +9,7 @@ begin_writing()
 local ask, rule = cmsgpack.unpack(ARGV[1]), rules()
 if not rule.exists or rule.incarnation ~= ask.incarnation then
   return cmsgpack.pack({outcome = 'gone'})
-elseif not rule.max_staleness or rule.max_reads ~= 1 or rule.capacity > 0 then
+elseif not rule.max_staleness or rule.max_reads ~= 1 then
   return cmsgpack.pack({outcome = 'refused'})
 end
 local waiter, least, now = ask.waiter, ask.least, set_clock(ask.lease_ms)

@@ -1,15 +1,8 @@
--- After groups have arrived: room is made by eviction or expiry, and takes and puts are woken.
---@include task facts pools
+-- After groups have arrived: takes and puts that can go on are woken.
+--@include task pools
 
--- Make the room that a capacity asks for, and wake the takes and puts that can go on.
-local function make_known(producer, count, now)
-  local rule = rules()
-  if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
-    --@include eviction
-    -- the cost of a group grows with the consumer groups
-    local page = math.max(1, math.floor(PAGE.evicted_beside / (2 + #groups())))
-    evict(redis.call('XLEN', stream) - rule.capacity, 0, page + count)
-  end
+-- Wake the takes and puts that can go on, now that a producer's groups have arrived.
+local function make_known(producer, now)
   local queues = {key('queue', '#room')}
   for pool in pairs(entered) do
     queues[#queues + 1], queues[#queues + 2] = key('queue', pool), key('queries', pool)

@@ -63,7 +63,7 @@ local function add_groups(name, all, at)
     redis.call('HSET', puts, 'last', string.format('%d', seqs[#seqs]))
     add(puts, 'put', #all)
     add(puts, 'samples_put', #all)
-    make_known('', #all)
+    make_known('')
   end)
   return seqs
 end

@@ -44,7 +44,7 @@ local function report_task(report)
   end
   local stored = redis.call('XLEN', stream)
   report('stored', stored)
-  local names = {'limit', 'max_bytes', 'capacity', 'version', 'dead_dropped'}
+  local names = {'limit', 'max_bytes', 'version', 'dead_dropped'}
   for i, counter in ipairs(numbers(task, unpack(names))) do
     report(names[i], counter)
   end

@@ -97,13 +97,14 @@ local function wanted(need, most)
 end
 
 -- Evict until `excess` groups and `excess_bytes` bytes are gone, `most` groups are, or no more group can be
--- evicted. Returns the number of groups evicted, and whether `most` were too few.
-local function evict(excess, excess_bytes, most)
+-- evicted; with `stalest`, those of the lowest version first. Returns the number of groups evicted, and
+-- whether `most` were too few.
+local function evict(excess, excess_bytes, most, stalest)
   local all, last = groups(), last_counted()
   local need = {groups = excess, bytes = excess_bytes, evicted = 0,
     since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}
-  if redis.call('HGET', task, 'eviction') == 'stalest' and all[1] then
+  if stalest and all[1] then
     sources[#sources + 1] = sorted_candidates(versions_of(all[1]))
   end
   sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version

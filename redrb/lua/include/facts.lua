@@ -28,7 +28,7 @@ local function rules()
     local stored = redis.call('HMGET', task, 'rules', 'version', 'clock')
     local readable, found = pcall(cmsgpack.unpack, stored[1] or '')
     known_rules = readable and type(found) == 'table' and found
-      or {order = 'fifo', max_reads = 1, names = {}, limit = 0, max_bytes = 0, capacity = 0}
+      or {order = 'fifo', max_reads = 1, names = {}, limit = 0, max_bytes = 0}
     known_rules.exists = stored[1] ~= false
     known_rules.version, known_rules.clock = tonumber(stored[2] or ''), stored[3]
   end

@@ -87,13 +87,16 @@ end
 -- Entries are done in a consumer group: delete the group's notes on them, and let the entries go that no
 -- other group needs. `acked`: this group has acknowledged them. Returns the number of entries deleted.
 local function forget(group, seqs, acked)
-  if redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
-    local members = {}
+  local notes, members = {}, {}
+  for i, kind in ipairs(TASK_KEYS.notes) do
+    notes[i] = key(kind, group)
+  end
+  if redis.call('EXISTS', unpack(notes)) > 0 then
     for i, seq in ipairs(seqs) do
       members[i] = member_of(seq)
     end
-    for _, kind in ipairs({'moved', 'expiries', 'reads'}) do
-      in_parts('HDEL', key(kind, group), members)
+    for _, name in ipairs(notes) do
+      in_parts('HDEL', name, members)
     end
   end
   local deleted = delete(needed_by_none(group, seqs))

@@ -1,4 +1,4 @@
--- Says which settings do not fit together: the rules of `TaskSettings.check_whole`, where several processes
+-- Says which settings do not fit together: the rules of `TaskSettings.as_stored`, where several processes
 -- have given some each.
 --@include task
 
@@ -11,18 +11,8 @@ local function misfit(values)
     end
     return redis.call('HGET', task, name)
   end
-  if setting('eviction') == 'stalest' and setting('order') ~= 'stalest' and not setting('max_staleness') then
-    return {outcome = 'unversioned'}
-  end
-  if setting('groups_per_version') then
-    for name, only in pairs({capacity = false, max_reads = '1'}) do
-      local value = setting(name)
-      if value and value ~= only then
-        return {outcome = 'excluded', setting = name, value = value}
-      end
-    end
-  end
-  if setting('capacity') and tonumber(setting('limit') or '0') > 0 then
-    return {outcome = 'bounded_twice', setting = 'limit', value = setting('limit')}
+  local reads = setting('groups_per_version') and setting('max_reads')
+  if reads and reads ~= '1' then
+    return {outcome = 'excluded', value = reads}
   end
 end

@@ -30,6 +30,11 @@ local function find_refusal(ask, known, forgotten, count)
       return refused
     end
   end
+  if ask.saved then -- groups that were stored before need no room
+    local before, origin = ask.sources.floor, ask.sources.origin
+    local lost = before > 0 and redis.call('HEXISTS', key('sources', origin), before) == 0
+    return lost and {outcome = 'gone'} or nil, -1, nil
+  end
   if rule.limit > 0 or rule.max_waiting > 0 or rule.max_bytes > 0 then
     --@include room
     return find_room(ask.producer, count, ask.nbytes)

@@ -1,17 +1,17 @@
 -- Deletes consumer groups and tasks with all their keys, and wakes who waits for them.
---@include task facts waiters queries ranks
+--@include task facts waiters queries
 
 -- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
 local function add_keys(group, names, plain, with_query)
-  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'slots', 'returning', 'moved',
-    'expiries', 'reads', 'clock', 'letters', 'staleness', 'joining', 'spared', 'ranks',
-    'rank_requests', 'rank_parts'}) do
-    names[#names + 1] = key(kind, group)
+  for _, kinds in ipairs({TASK_KEYS.group, TASK_KEYS.notes}) do
+    for _, kind in ipairs(kinds) do
+      names[#names + 1] = key(kind, group)
+    end
   end
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
     plain[#plain + 1] = pool
-    for _, kind in ipairs({'ready', 'versions', 'newest', 'mass', 'queries'}) do
+    for _, kind in ipairs(TASK_KEYS.pool) do
       names[#names + 1] = key(kind, pool)
     end
     local queries = queries_of(pool)
@@ -35,19 +35,18 @@ local function wake_first(queues, most)
 end
 
 -- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
--- `queues`, PAGE.woken_at_end are woken, and all ranks.
+-- `queues`, PAGE.woken_at_end are woken.
 local function delete_keys(all, names, queues)
   local with_query = {}
   for _, group in ipairs(all) do
     add_keys(group, names, queues, with_query)
   end
   wake_first(with_query, wake_first(queues, PAGE.woken_at_end))
-  for _, group in ipairs(all) do -- ranks ask again, as those that they wait for do
-    wake_ranks(group)
-  end
   for _, found in ipairs({queues, with_query}) do
     for _, queue in ipairs(found) do
-      names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
+      for _, kind in ipairs(TASK_KEYS.queue) do
+        names[#names + 1] = key(kind, queue)
+      end
     end
   end
   for first = 1, #names, PAGE.arguments do -- a thread of the server frees their memory
@@ -62,11 +61,10 @@ end
 
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
-  local names = {stream, task, puts, key('groups'), key('facts'), key('behind'), key('buried'),
-    key('dead'), key('refreshed'), key('changes'), key('admission'), key('rights'), key('right'),
-    key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
-    key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),
-    key('announcements')}
+  local names = {}
+  for _, kind in ipairs(TASK_KEYS.task) do
+    names[#names + 1] = key(kind)
+  end
   for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do -- bound: tasks that stages forward from
     names[#names + 1] = key('sources', origin)
   end

@@ -7,8 +7,8 @@
 --@include task
 
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
-  'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'max_waiting', 'tags',
-  'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
+  'max_token_staleness', 'on_expired', 'max_reads', 'max_waiting', 'tags', 'groups_per_version',
+  'max_dead', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -31,7 +31,6 @@ local function pack_rules()
     limit = tonumber(stored.limit or '0'),
     max_waiting = tonumber(stored.max_waiting or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
-    capacity = tonumber(stored.capacity or '0'),
     groups_per_version = tonumber(stored.groups_per_version or ''),
     sorted = first and checked(first, task),
     unsorted = last and checked(last, task),
@@ -60,16 +59,4 @@ local function all_settings(held)
     removed = redis.call('GET', key('removed')) or '',
     unfinished = (work[1] or work[2] or work[3]) and true or false,
   })
-end
-
--- The fields of the task that a copy of it has, too, by name; nil if there are none.
-local function task_fields()
-  local found, stored = nil, redis.call('HGETALL', task) -- bound: settings and counters of the task
-  for i = 1, #stored, 2 do
-    if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
-      found = found or {}
-      found[stored[i]] = stored[i + 1]
-    end
-  end
-  return found
 end

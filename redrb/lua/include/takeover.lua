@@ -4,8 +4,6 @@
 -- consumers whose deadline was over then live on; it expires.
 --@include task heartbeats pending leases
 
-local RANKS = 'ranks' -- the consumer that holds the leases of all ranks: include/ranks.lua
-
 -- Requeue the groups of a consumer that ends, at most `most`. Returns their number, and whether the consumer
 -- has ended: else it is called again later.
 local function return_leases(group, consumer, failure, most)
@@ -64,10 +62,10 @@ local function take_over(group, dead, deadline, lease_ms, now)
   local spared, left = tonumber(redis.call('GET', key('spared', group)) or '0'), PAGE.taken_over
   local more = #dead == 2 * PAGE.dead_consumers
   for i = 1, #dead, 2 do
-    if dead[i] ~= RANKS and tonumber(dead[i + 1]) <= spared then
+    if tonumber(dead[i + 1]) <= spared then
       redis.call('ZADD', key('consumers', group), string.format('%.0f', now + lease_ms), dead[i])
     elseif left > 0 then
-      local found, ended = return_leases(group, dead[i], dead[i] ~= RANKS and {consumer = dead[i]}, left)
+      local found, ended = return_leases(group, dead[i], {consumer = dead[i]}, left)
       left, more = left - found, more or not ended
     else
       more = true

@@ -13,7 +13,6 @@
 -- The field `incarnation` of the task is a random text that it is given when it is created. A task that is
 -- created anew, after Redis lost its data or after it was cleared, has another one, and its ids begin anew.
 -- `kind` has the fields and dtypes of the completed groups that were put first.
--- `ancestors` says which ids are those of earlier incarnations: docs/contributing/decisions/incarnations.md.
 
 local BASE = '9999999999999-'
 local stream = KEYS[1]

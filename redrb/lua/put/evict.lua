@@ -47,7 +47,7 @@ if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + ask.nbytes - max_bytes
 end
 local most = math.max(least, ask.most, count)
-local evicted, short = evict(excess, excess_bytes, most)
+local evicted, short = evict(excess, excess_bytes, most, ask.stalest)
 if queued and evicted > 0 then
   own = own + math.max(limit - redis.call('XLEN', stream), 0) - math.max(free, 0)
   if own > 0 then

@@ -1,7 +1,8 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    the call `Put` of redrb/stream/put/calls.py; then the facts of each entry: include/facts.lua
+-- ARGV    the call `Put` of redrb/stream/put/calls.py; then the facts of each entry: include/facts.lua; then
+--         the words of saved dead letters
 -- Returns its reply, or an error NOPERM: the user may not run a command that puts need; checked at a
 --         producer's first put
 --@include task put_record facts pools arrival refusal
@@ -23,7 +24,7 @@ if not known[1] then
 end
 begin_writing()
 local rule = rules()
-local count, bytes = #ARGV - 1, ask.nbytes
+local count, bytes = ask.saved and ask.saved.groups or #ARGV - 1, ask.nbytes
 local before, put = counter(known[2]), counter(known[3] or '0')
 if not (before and put and counter(known[4] or '0') and counter(known[5] or '0') and rule.exists) then
   --@include puts
@@ -127,7 +128,7 @@ end
 
 local done, failure = pcall(store)
 if done then
-  done, failure = pcall(make_known, ask.producer, count, now)
+  done, failure = pcall(make_known, ask.producer, now)
 end
 if done and ask.rights then
   --@include held_rights
@@ -140,6 +141,14 @@ end
 if done and ask.parts then
   --@include parts
   done, failure = pcall(end_claimed, ask.parts, count > 0 and last or '')
+end
+if done and ask.saved then
+  --@include saved
+  done, failure = pcall(function()
+    note_needs(ask.saved.needs, before)
+    store_letters(ask.saved.letters, count + 2)
+    count_from(ask.saved.last)
+  end)
 end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts

@@ -24,20 +24,25 @@ for _, sorted in ipairs({changes, cleared}) do
     return cmsgpack.pack({outcome = 'ok', more = true})
   end
 end
-local names = {keys, rows, tags, changes, columns, gone, cleared, marks, task, puts, key('claims')}
+local names = {}
+for _, kind in ipairs(TABLE_KEYS.table) do
+  names[#names + 1] = key(kind)
+end
 for _, queue in ipairs({'#room', '#watch'}) do
   --@include waiters
   for _, waiter in ipairs(redis.call('ZRANGE', key('queue', queue), 0, PAGE.woken_at_end - 1)) do
     send_wake(waiter)
   end
-  names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
+  for _, kind in ipairs(TABLE_KEYS.queue) do
+    names[#names + 1] = key(kind, queue)
+  end
 end
 local claiming = redis.call('HKEYS', key('claims')) -- bound: PAGE.claims
 for name in string.gmatch(redis.call('HGET', task, 'resumed') or '', ' (%S+)') do -- bound: PAGE.claims
   claiming[#claiming + 1] = name -- not registered yet
 end
 for _, name in ipairs(claiming) do
-  for _, kind in ipairs({'claimed', 'parts', 'consumed', 'spent'}) do
+  for _, kind in ipairs(TABLE_KEYS.claim) do
     names[#names + 1] = key(kind, name)
   end
 end

@@ -23,7 +23,7 @@ if not known then
 elseif ask.size ~= known.size or table.concat(ask.columns, '\0') ~= table.concat(known.columns, '\0') then
   return cmsgpack.pack({outcome = 'differs', columns = known.columns, size = known.size})
 elseif known.stream ~= incarnation then -- its groups were deleted: a `delete` of the table broke off
-  for _, kind in ipairs({'claimed', 'parts', 'consumed'}) do
+  for _, kind in ipairs(TABLE_KEYS.claim) do
     redis.call('UNLINK', key(kind, ask.task))
   end
   known.after, known.full, known.stream = 0, false, incarnation

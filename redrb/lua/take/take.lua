@@ -41,13 +41,6 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
     return cmsgpack.pack({outcome = 'more'})
   end
 end
-if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == 'ranks/' then
-  --@include ranks
-  local refused = refused_by_ranks(group, slot, token, leased, now)
-  if refused then
-    return cmsgpack.pack({outcome = refused})
-  end
-end
 
 -- before: leases of the dead, a batch whose reply was lost, expiry
 local taken_over, expired, more = 0, 0, false
@@ -96,7 +89,7 @@ elseif where ~= '' then
 else
   here = redis.call('ZCARD', key('ready', pool))
 end
-local free, most = here, rule.limit > 0 and rule.limit or rule.capacity
+local free, most = here, rule.limit
 if rule.max_waiting > 0 then -- groups that return may be more
   most = math.min(most > 0 and most or math.huge, math.max(rule.max_waiting, here))
 end

@@ -1,5 +1,4 @@
--- Delete the task: entries, consumer groups, ledger and settings. Some of its waiters are woken, and all
--- ranks.
+-- Delete the task: entries, consumer groups, ledger and settings. Some of its waiters are woken.
 -- KEYS[1] stream
 -- ARGV    the call `Clear` of redrb/stream/task/calls.py; the incarnation of the task to delete
 -- Returns its reply

@@ -30,7 +30,8 @@ if ask.mode == 'look' then
   end
   return cmsgpack.pack({due = due})
 end
-local note = ask.mode == 'keep' and expiry_note(string.format('%.0f', version), by_version, by_token)
+local note = ask.mode == 'keep'
+  and expiry_note(string.format('%.0f', version), by_version, by_token) .. ' ' .. ask.number
 local expired = 0
 for _, status in ipairs(ask.statuses) do
   if expired < limit then

@@ -1,38 +1,23 @@
 -- Acknowledge the entries that a checkpoint has trained, waiting or leased, by their seq.
 -- KEYS[1] stream
 -- ARGV    the call `Settle` of redrb/stream/task/calls.py
--- Returns its reply: refused are entries that may be others than the ones that were trained, because the task
---         was created anew since, or was restored from an older save. Repeated, none is acknowledged.
+-- Returns its reply: all are refused if the task was created anew since, as ids are of other entries then.
+--         Repeated, none is acknowledged.
 --@include task facts pools waking groups ended_elsewhere consumption permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-local ask, over, samples, refused = cmsgpack.unpack(ARGV[1]), {}, 0, 0
+local ask, over, samples = cmsgpack.unpack(ARGV[1]), {}, 0
 local group = ask.group
 local state = key('group', group)
 
--- The last seq that names the same entry in this task as in that incarnation.
-local function last_shared(incarnation)
-  if rules().incarnation == incarnation then
-    return math.huge
-  end
-  local ancestors = redis.call('HGET', task, 'ancestors') or ''
-  for name, last in string.gmatch(ancestors, '(%S+) (%d+)') do
-    if name == incarnation then
-      return tonumber(last)
-    end
-  end
-  return 0
+if rules().incarnation ~= ask.incarnation then
+  return cmsgpack.pack({acknowledged = 0, refused = #ask.trained})
 end
-
-local last = last_shared(ask.incarnation)
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1 and rules().max_reads == 1
 for _, trained in ipairs(ask.trained) do
   local seq = trained[1]
-  local known = tonumber(seq) <= last
-  local pool = joined and known and waits_in(group, seq)
-  local found = joined and known
-  refused = refused + (known and 0 or 1)
+  local pool, found = joined and waits_in(group, seq), joined
   if pool then
     withdraw(group, pool, {member_of(seq)})
   elseif found then -- leased by a consumer that is dead, or that learns now that it lost the lease
@@ -53,4 +38,4 @@ if #over > 0 then
   forget(group, over, true)
   wake_room()
 end
-return cmsgpack.pack({acknowledged = #over, refused = refused})
+return cmsgpack.pack({acknowledged = #over, refused = 0})

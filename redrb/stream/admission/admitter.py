@@ -128,8 +128,8 @@ class Admitter:
         if reply.outcome == "refused":
             raise AdmissionRefused(
                 f"task {task!r} gives no rights to begin groups: it has no bound of staleness, or "
-                "a capacity or max_reads, with which groups cannot be counted. Open the stream "
-                "with max_staleness= and groups_per_version=, or put without admission."
+                "max_reads, with which groups cannot be counted. Open the stream with "
+                "max_staleness= and groups_per_version=, or put without admission."
             )
         if reply.outcome == "never":
             most, never = counted(reply.most, "group"), counted(least, "right", "are")

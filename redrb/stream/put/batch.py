@@ -81,7 +81,7 @@ def _newest_token(item: BufferItem, default: int | None) -> int | None:
     versions = versions.long()
     counted = versions if mask is None else versions.masked_fill(mask == 0, -1)
     newest = int(counted.max())
-    return newest if newest >= 0 else None
+    return None if newest == -1 else newest  # below -1 are tokens that are older than all others
 
 
 NO_OPTIONS = PutOptions()

@@ -90,6 +90,7 @@ class Put(Call[PutReply], frozen=True):
         rights: Of admission, see `Rights.record`.
         sources: Of forwarded groups, see `Sources.record`.
         parts: Claim on the parts that the put's one group is made of.
+        saved: Of groups of a saved task: see `redrb/stream/saving/resuming.py`.
     """
 
     script: ClassVar = "put/put"
@@ -106,6 +107,7 @@ class Put(Call[PutReply], frozen=True):
     rights: dict[str, Any] | None
     sources: dict[str, Any] | None
     parts: Claim | None
+    saved: dict[str, Any] | None = None
 
     def storing(
         self,
@@ -166,6 +168,7 @@ class Evict(Call[Found], frozen=True):
         groups, nbytes: Groups of the put, and their bytes.
         least: Fewest groups to evict, for a server at its memory limit.
         most: Most groups to evict, unless `groups` or `least` is more.
+        stalest: Whether the groups of the lowest policy version go first, not the oldest.
     """
 
     script: ClassVar = "put/evict"
@@ -176,6 +179,7 @@ class Evict(Call[Found], frozen=True):
     nbytes: int
     least: int
     most: int = MOST_EVICTED
+    stalest: bool = False
 
 
 class RoomReply(msgspec.Struct, frozen=True):

@@ -103,10 +103,10 @@ class PutOptions:
     @classmethod
     def checked(
         cls,
-        policy_version: object,
-        priority: object,
-        status: AnyStatus | None,
-        tags: Mapping[str, Scalar | None] | None,
+        policy_version: object = None,
+        priority: object = None,
+        status: AnyStatus | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
         admission: RightsSource | None = None,
     ) -> PutOptions:
         """Return the options that users gave; raises ConfigError if one is not usable."""

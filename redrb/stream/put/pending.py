@@ -100,7 +100,7 @@ class PendingPut:
             parts=batch.parts,
         )
 
-    def evicting(self, batch: PutBatch, least: int) -> Evict:
+    def evicting(self, batch: PutBatch, least: int, *, stalest: bool) -> Evict:
         """Return the call that makes room for groups of the chunk."""
         return Evict(
             producer=self.identity.name,
@@ -109,4 +109,5 @@ class PendingPut:
             groups=len(batch.groups),
             nbytes=sum([group.nbytes for group in batch.groups]),
             least=least,
+            stalest=stalest,
         )

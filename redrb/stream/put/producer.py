@@ -237,7 +237,7 @@ class Producer:
             batch.groups,
             facts,
             self._replication,
-            evict=None if evict is None else pending.evicting(batch, evict),
+            evict=None if evict is None else self._room.evicting(pending, batch, evict),
             whole=first,
         )
 

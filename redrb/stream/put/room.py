@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias
 from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.calls import AskRoom, PutReply
+from redrb.stream.put.calls import AskRoom, Evict, PutReply
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.task.lookup import stats_of
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.words import agreeing, counted
 
-OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
+OnFull: TypeAlias = Literal["block", "drop_oldest", "drop_stalest", "error"]
 
 EVICTION_ATTEMPTS = 8
 """Attempts to make room by eviction before a put gives up."""
@@ -59,10 +59,12 @@ class Room:
         self.scarce = False
         self._store = store
         self._on_full = on_full
+        self._evicts = on_full in ("drop_oldest", "drop_stalest")
 
     def reserve(self, attempt: Attempt) -> None:
-        """Queue until there is room for some of the groups, if puts of the task wait for it."""
+        """Queue until there is room for some of the groups, or evict with the first attempt."""
         if self._on_full != "block":
+            attempt.evict = 0 if self._evicts else None
             return
         sizes = [group.nbytes for group in attempt.chunk.groups]
         name = attempt.pending.identity.name
@@ -89,13 +91,15 @@ class Room:
                 self._pause(attempt, reply)
             self.scarce = True
         elif (
-            self._on_full == "drop_oldest"
-            and reply.setting != "max_waiting"
-            and attempt.refused <= EVICTION_ATTEMPTS
+            self._evicts and reply.setting != "max_waiting" and attempt.refused <= EVICTION_ATTEMPTS
         ):
             self._evict(attempt, reply)
         else:
             raise self._full(attempt, reply)
+
+    def evicting(self, pending: PendingPut, batch: PutBatch, least: int) -> Evict:
+        """Return the call that evicts waiting groups until some groups of a put have room."""
+        return pending.evicting(batch, least, stalest=self._on_full == "drop_stalest")
 
     def leave(self, attempt: Attempt) -> None:
         """Give the room that was kept for a put that ends without it to producers that wait."""
@@ -118,7 +122,7 @@ class Room:
         batch = attempt.batch
         if reply.setting == "memory":  # memory is freed by whole nodes of entries: ask for more
             least = len(batch.groups) << attempt.refused
-            self._store.call(attempt.pending.evicting(batch, least))
+            self._store.call(self.evicting(attempt.pending, batch, least))
             attempt.evict = None
             return
         if attempt.evict is None:
@@ -127,7 +131,7 @@ class Room:
         more = True
         # a limit was lowered, or leased groups stand before those that may go
         while more and not here().pages_over:
-            more = self._store.call(attempt.pending.evicting(batch, 0)).more
+            more = self._store.call(self.evicting(attempt.pending, batch, 0)).more
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""

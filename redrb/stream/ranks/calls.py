@@ -1,46 +1,20 @@
-"""The calls of the scripts in `redrb/lua/ranks`: ranks get their parts of a step, and end them.
-
-Every call may be repeated as it is when a connection breaks, and is.
-"""
+"""The call by which ranks agree on each step, and the record that they agree on."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec import Meta
 
-from redrb.lua.calls import Call, Page
-from redrb.stream.take.calls import Outcome, TakeReply
-from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.errors import BatchTimeout
+from redrb.lua.calls import Call
+from redrb.stream.task.entries import Count
 
-RANKS = "ranks"
-"""The consumer that leases the parts of all ranks, see `redrb/lua/include/ranks.lua`."""
+MOST_RANKS = 4096
 
-MOST_STEPS = 64
-"""Most steps that are formed and not acknowledged by all ranks."""
-
-UNFINISHED = TakeReply("more")
-"""The last look of an attempt that ended before its groups were counted."""
-
-RankOutcome: TypeAlias = Literal[
-    "part",
-    "form",
-    "wait",
-    "ended",
-    "done",
-    "early",
-    "unacked",
-    "differs",
-    "replaced",
-    "held",
-    "leased",
-    "gone",
-    "more",
-]
-
-Loss: TypeAlias = Literal["", "replaced", "anew", "ended"]
-"""Why a rank cannot end its part any more: another process is this rank; the step was formed again;
-the ranks have ended, or have ended this step, while this one was silent. "" if it can."""
+KEPT_STEPS = 64
+"""Decisions that ranks may not have read yet: batches that rank 0 may prefetch."""
 
 
 class RankStep(msgspec.Struct, frozen=True):
@@ -50,140 +24,96 @@ class RankStep(msgspec.Struct, frozen=True):
     world_size: int
     step: int
 
-    @property
-    def slot(self) -> str:
-        """The slot to which this rank's part of the step is leased."""
-        return f"{RANKS}/{self.step}.{self.rank}"
 
-
-class RankReply(msgspec.Struct, frozen=True):
-    """The reply to a rank that asked for its part.
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The groups of one rank.
 
     Attributes:
-        outcome: "part"; "form": this rank forms the step; "wait": for `ranks`, which have not asked
-            yet; "ended": no rank gets a part in this attempt; "done": all ranks have acknowledged
-            the step; "early": an earlier step is not formed yet; "unacked": too many steps are
-            unacknowledged; "differs": other ranks ask for something else; "replaced": another
-            process is this rank; "held": other ranks take from this consumer group; "leased": other
-            consumers lease entries of it; "gone": there is no such task, or it was created anew;
-            "more": there is more to do before, ask again.
-        number: The attempt of "form" and "wait"; the next step of "done" and "early"; the first
-            unacknowledged step; the number of the ranks or of the entries that are held.
-        ranks: Of "wait"; of "held" those that live; of "ended" those that are missing or lost.
-        ids: Groups of the part.
-        weights: Weight by id, and under 0 the weight of all groups that waited, of an order that
-            draws.
-        reason: Why an attempt ended: too few groups in time; ranks died; the step is formed again.
-        last_look: Of an attempt that ended by its timeout: what the last take found.
-        spec: The request of the other ranks.
+        weights: Of each group, of an order that draws.
     """
 
-    outcome: RankOutcome
-    number: int = 0
-    ranks: tuple[int, ...] = ()
-    ids: tuple[int, ...] = ()
-    weights: dict[int, float] | None = None
-    reason: Literal["short", "lost", "anew"] = "short"
-    last_look: TakeReply | None = None
-    spec: str = ""
+    ids: list[Count]
+    weights: list[float] | None = None
 
 
-class AskPart(Call[RankReply], frozen=True):
-    """Ask for a rank's part of a step.
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one take of all ranks has come to: the parts of a batch, or an error.
+
+    Attributes:
+        step: Its step, as rank 0 counts.
+        spec: The request, which must be the same for all ranks.
+        slot, token: The lease of rank 0 on the whole batch.
+        parts: One for each rank.
+        total_weight: Sum of the weights of all groups that waited, of an order that draws.
+        timeout: The error, if no batch came in time.
+        refusal: The text of a ConfigError.
+    """
+
+    step: int
+    spec: str
+    slot: str = ""
+    token: str = ""
+    incarnation: str = ""
+    parts: list[Part] = []
+    total_weight: float = 0.0
+    timeout: BatchTimeout | None = None
+    refusal: str = ""
+
+
+class StepReply(msgspec.Struct, frozen=True):
+    """The reply to a rank.
+
+    Attributes:
+        starts: This process was not this rank before: numbers count from 0 again.
+        replaced: Another process is this rank now; there is nothing else then.
+        decision: The `Decision` that stands, as JSON; None: there is none yet.
+        missing: Ranks that have not asked, before the first decision.
+        left_ms: Time until the first of the other ranks ends its wait, as far as they wait.
+        former: The consumer that was rank 0 before, with number 0.
+    """
+
+    starts: bool = False
+    replaced: bool = False
+    decision: str | None = None
+    missing: tuple[int, ...] = ()
+    left_ms: int | None = None
+    former: str = ""
+
+
+class AskStep(Call[StepReply], frozen=True):
+    """Ask for the next decision.
 
     Attributes:
         consumer: The process that is this rank.
-        spec: The request, the same for all ranks; its first word is the number of groups.
-        attempt: Attempt in which the rank asked before, or 0.
-        joined: Whether this process was this rank before; if not, the rank starts, and has trained
-            all earlier steps.
-        last: Whether the rank's time is up.
-        lease_ms: Silence after which the rank is lost.
-        incarnation: Of the task, as this process knows it.
-        most_steps: Formed steps that may be unacknowledged.
+        number: Decisions that it has got since it started.
+        joined: Whether this process was this rank before.
+        left_ms: Time that it waits yet; None: no limit, or it is rank 0.
+        decision: JSON of a `Decision`, which stands if there is no other one.
+        kept: Decisions that are kept.
     """
 
-    script: ClassVar = "ranks/take"
-    group: str
-    consumer: str
-    place: RankStep
-    spec: str
-    attempt: int
-    joined: bool
-    last: bool
-    lease_ms: int
-    incarnation: str
-    most_steps: int = MOST_STEPS
-
-
-class DealtPart(msgspec.Struct, frozen=True):
-    """The groups that a rank is dealt.
-
-    Attributes:
-        ids: The groups, as texts: formatting numbers takes Lua ten times as long.
-        weights: Of an order that draws, as in `RankReply`; a dict that is not empty.
-    """
-
-    ids: list[str]
-    weights: dict[str, float] | None = None
-
-
-class AssignParts(Call[Literal["ok", "again"]], frozen=True):
-    """Deal the batch of a step to the ranks; "again": the attempt is over, or has another batch.
-
-    Attributes:
-        attempt: The one in which the batch was leased: the token of that lease.
-        spec: The request of all ranks.
-        parts: One for each rank.
-    """
-
-    script: ClassVar = "ranks/assign"
-    group: str
-    step: int
-    attempt: int
-    spec: str
-    parts: list[DealtPart]
-
-
-class EndAttempt(Call[Literal["ended", "formed"]], frozen=True):
-    """End an attempt whose time is up, for all ranks; "formed": it has formed a step before.
-
-    Attributes:
-        last_look: What the last take found, for the errors of all ranks.
-    """
-
-    script: ClassVar = "ranks/end"
-    group: str
-    attempt: int
-    last_look: TakeReply
-
-
-class PartEnd(Page, frozen=True):
-    """Whether a part was ended; with `more`, more groups of its step are left to acknowledge."""
-
-    loss: Loss = ""
-
-
-class FinishPart(Call[PartEnd], frozen=True):
-    """End a rank's part of a step, or groups of it.
-
-    A rank that was silent for too long still ends its parts, while no other process is this rank.
-
-    Attributes:
-        outcome: "ack": the whole part; "release": it is kept for this rank; "fail": likewise, and
-            counts as a failed delivery; "reject", "expire": `seqs`, at once; "leave": the process
-            of the rank ends, and all its parts are kept.
-        seqs: The groups, as texts; none in a further page.
-        reason: Why they failed, or are rejected.
-        samples: Samples trained.
-    """
-
-    script: ClassVar = "ranks/finish"
+    script: ClassVar = "ranks/ask"
     group: str
     consumer: str
     rank: int
-    step: int
-    outcome: Outcome | Literal["leave"]
-    seqs: tuple[str, ...] = ()
-    reason: Cause = NO_CAUSE
-    samples: int = 0
+    world_size: Annotated[int, Meta(le=MOST_RANKS)]
+    number: int
+    joined: bool
+    left_ms: int | None = None
+    decision: str | None = None
+    kept: int = KEPT_STEPS
+
+
+class AskRead(Call[tuple[int, ...]], frozen=True):
+    """Ask which ranks have not read the parts of a decision yet; they wake rank 0 then.
+
+    Attributes:
+        consumer: Rank 0.
+        number: Number of the decision.
+    """
+
+    script: ClassVar = "ranks/read"
+    group: str
+    consumer: str
+    world_size: int
+    number: int

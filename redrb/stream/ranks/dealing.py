@@ -1,14 +1,12 @@
-"""Deals the batch of a step to its ranks."""
+"""Deals the batch of a step to the ranks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from redrb.codec import GroupLayout, parse_groups
+from redrb.codec import GroupLayout
 from redrb.codec.kernels import Piece
-from redrb.errors import DecodeError
-from redrb.stream.ranks.calls import DealtPart
 
 
 def dealt(count: int, parts: int) -> list[list[int]]:
@@ -95,40 +93,12 @@ def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
 
 
 def deal(
-    ids: Sequence[int],
-    weights: Mapping[int, float] | None,
-    world_size: int,
-    payloads: Mapping[int, bytes | None] | None,
-) -> list[DealtPart]:
-    """Split a batch into a part for each rank.
-
-    Args:
-        ids: Groups of the batch; a remainder that does not divide among the ranks is left over.
-        weights: Weight by id, and under 0 the total, of an order that draws.
-        payloads: Payload of each group, to balance tokens; None: do not balance.
-    """
-    even = ids[: len(ids) // world_size * world_size]
-    if payloads is None:
-        places = dealt(len(even), world_size)
+    layouts: Mapping[int, GroupLayout], world_size: int, *, by_tokens: bool
+) -> list[list[int]]:
+    """Split a batch into parts of equal number, one for each rank; the remainder is left over."""
+    even = list(layouts)[: len(layouts) // world_size * world_size]
+    if by_tokens:
+        places = balanced([tokens_of(layouts[seq]) for seq in even], world_size)
     else:
-        places = balanced(_tokens(even, payloads), world_size)
-    parts = []
-    for chosen in places:
-        part = [even[place] for place in chosen]
-        drawn = None
-        if weights is not None:  # with the sum of all weights, under "0"
-            drawn = {str(seq): weights[seq] for seq in part} | {"0": weights[0]}
-        parts.append(DealtPart(list(map(str, part)), drawn))
-    return parts
-
-
-def _tokens(ids: Sequence[int], payloads: Mapping[int, bytes | None]) -> list[int]:
-    """Return the tokens of each group; 0 of groups that cannot be decoded."""
-    known = [(seq, blob) for seq in ids if (blob := payloads.get(seq)) is not None]
-    layouts = parse_groups(blob for _, blob in known)
-    tokens = {
-        seq: tokens_of(layout)
-        for (seq, _), layout in zip(known, layouts, strict=True)
-        if not isinstance(layout, DecodeError)
-    }
-    return [tokens.get(seq, 0) for seq in ids]
+        places = dealt(len(even), world_size)
+    return [[even[place] for place in part] for part in places]

@@ -1,129 +1,56 @@
-"""`Ranks`: all data-parallel ranks get their parts of a step, or all get the same error."""
+"""`Ranks`: rank 0 takes a batch for all ranks; all get their parts of it, or the same error."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NoReturn, TypeAlias
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast
 
-from msgspec.structs import replace
+import msgspec
 
 from redrb.checks import checked_int
-from redrb.connection.deadline import Deadline, here
-from redrb.connection.request import Request
-from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost, RankLost, WrongStep
+from redrb.connection.deadline import PAGES_S, Deadline, here
+from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    DecodeError,
+    LeaseLost,
+    RecordError,
+    RedrbError,
+    WrongStep,
+)
 from redrb.forks import in_child
-from redrb.stream.heartbeat import Silences
+from redrb.lua.scripts import scripted_request
 from redrb.stream.ranks.calls import (
-    MOST_STEPS,
-    RANKS,
-    UNFINISHED,
-    AskPart,
-    AssignParts,
-    EndAttempt,
-    FinishPart,
-    Loss,
-    PartEnd,
-    RankReply,
+    MOST_RANKS,
+    AskRead,
+    AskStep,
+    Decision,
+    Part,
     RankStep,
+    StepReply,
 )
 from redrb.stream.ranks.dealing import deal
-from redrb.stream.take.calls import Outcome, Take, TakeReply, TakeRequest
-from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.ranks.lease import RankLease, Share, without_payload
+from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.claimed import claimed_part
-from redrb.stream.take.consumer import Consumer
+from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.part import Draw
-from redrb.stream.take.taker import batch_timeout
-from redrb.stream.task.entries import first_ids, parse_entry
+from redrb.stream.take.taker import Taker, batch_timeout
+from redrb.stream.task.entries import entry_id, first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting
-from redrb.stream.task.never_full import never_full
-from redrb.stream.task.queries import no_query
-from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
-from redrb.words import counted
-
-
-@dataclass(frozen=True, slots=True)
-class RankShare:
-    """The holder of a rank's lease: its part of one step, kept until all ranks acknowledge.
-
-    Attributes:
-        consumer: The process that is this rank.
-        silences: Of its heartbeat.
-        since: When it took the part (monotonic).
-    """
-
-    store: TaskStore
-    group: str
-    consumer: str
-    place: RankStep
-    silences: Silences
-    since: float
-    whole: ClassVar[Collection[Outcome]] = ("ack", "release", "fail")
-
-    def end_request(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
-    ) -> Request[str]:
-        """Return the request that ends the part, or rejects or expires groups of it.
-
-        The part is lost if another process is this rank, the step was formed anew, or the ranks
-        have ended.
-        """
-        if not ends and outcome in self.whole:
-            raise ConfigError(
-                f"{outcome}(ids): a rank's part ends as a whole. Call {outcome}() without ids; "
-                "reject(reason, ids) and expire(ids) take single groups out before."
-            )
-        part = (self.group, self.consumer, self.place.rank, self.place.step)
-        finish = FinishPart(*part, outcome, tuple(map(str, ids)), reason, samples)
-
-        def read(end: PartEnd) -> str:
-            if end.more:  # a page of the step's groups was acknowledged
-                *_, end = self.store.pages(replace(finish, seqs=()))
-            return self._reason(end.loss)
-
-        return self.store.request(finish, read)
-
-    def release(self, ids: Sequence[int]) -> None:
-        """Keep the part for this rank."""
-        self.end_request("release", ids, reason=NO_CAUSE, samples=0, ends=True).result()
-
-    def _reason(self, loss: Loss) -> str:
-        """Return why the part is lost, and what to do; "" if it is not."""
-        if not loss:
-            return ""
-        if loss == "replaced":
-            return (
-                f"another process has taken rank {self.place.rank} over. Drop the result of "
-                "training on them, and give every process a different rank."
-            )
-        if loss == "anew":
-            return (
-                f"step {self.place.step} was formed anew, because deliveries of a part of it "
-                "failed too often. Drop the result of training on them, and take it again."
-            )
-        return (
-            f"rank {self.place.rank} was silent for longer than lease_ms, and step "
-            f"{self.place.step} has ended since, or the ranks began anew (the longest silence of "
-            f"its heartbeat: {self.silences.longest_s(self.since):.1f} s). Go on with the next "
-            "step."
-        )
-
-    def abandon(self, ids: tuple[int, ...]) -> None:
-        """Do nothing: the part is kept for this rank."""
-
 
 Balance: TypeAlias = Literal["tokens"]
 """Quantity that is about equal in all parts."""
 
-MOST_RANKS = 4096
 
-
-@dataclass(frozen=True, slots=True)
-class PartRequest:
+class PartRequest(NamedTuple):
     """A rank's request for its part of a step's batch."""
 
     place: RankStep
@@ -133,8 +60,11 @@ class PartRequest:
     @property
     def spec(self) -> str:
         """Text of the request, which must be the same for all ranks."""
-        take = self.take
-        return f"{take.count} {take.least} {take.status} {self.balance or '-'} {take.where}"
+        take, size = self.take, self.place.world_size
+        return (
+            f"{size} ranks, {take.count} groups, at least {take.least}, status {take.status}, "
+            f"balance {self.balance or '-'}, query {take.where or '-'}"
+        )
 
 
 def checked_place(count: int, rank: object, world_size: object, step: object) -> RankStep:
@@ -163,297 +93,297 @@ def checked_balance(balance: object) -> Balance | None:
     raise ConfigError(f'balance={balance!r:.80}: use "tokens" or None.')
 
 
-def refuse(task: Task, group: str, request: PartRequest, reply: RankReply) -> NoReturn:
-    """Raise the error that a reply without a part means."""
-    if reply.outcome == "ended":
-        raise _ended(task, request, reply)
-    step = request.place.step
-    if reply.outcome == "done":
-        why = "all ranks have acknowledged it already"
-        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
-    if reply.outcome == "early":
-        why = f"step {reply.number} comes first, on every rank"
-        raise WrongStep(task=task.name, step=step, next_step=reply.number, why=why)
-    raise ConfigError(f"task {task.name!r}, consumer group {group!r}: {_refusal(request, reply)}")
+class _Proposal(NamedTuple):
+    """What rank 0 asks all ranks to accept: a batch, of which it has a part, or an error."""
 
-
-def _ended(
-    task: Task, request: PartRequest, reply: RankReply
-) -> RankLost | LeaseLost | BatchTimeout:
-    """Return the error of an attempt that ended for all ranks."""
-    place = request.place
-    if reply.reason == "lost":
-        return RankLost(task=task.name, step=place.step, ranks=reply.ranks)
-    if reply.reason == "anew":
-        return LeaseLost(
-            task=task.name,
-            ids=(),
-            why=f"deliveries of rank {place.rank}'s part failed too often, so step "
-            f"{place.step} is formed anew: take it again on all ranks.",
-        )
-    found = reply.last_look or TakeReply("short")
-    return batch_timeout(
-        task,
-        request.take.least,
-        found,
-        leased_here=None,
-        expired=found.expired,
-        missing_ranks=reply.ranks,
-    )
-
-
-def _refusal(request: PartRequest, reply: RankReply) -> str:
-    """Return why a request cannot be served, and how to change it."""
-    place = request.place
-    if reply.outcome == "unacked":
-        return (
-            f"{MOST_STEPS} steps, from step {reply.number} on, are not acknowledged by all ranks: "
-            "call lease.ack() after each optimizer step."
-        )
-    if reply.outcome == "differs":
-        return (
-            f"other ranks ask for {reply.spec!r} in step {place.step}, and rank {place.rank} for "
-            f"{request.spec!r} (count, at least, status, balance, query). All must ask for the "
-            "same."
-        )
-    if reply.outcome == "replaced":
-        return (
-            f"another process has taken rank {place.rank} over. Give every process a different "
-            "rank."
-        )
-    if reply.outcome == "held":
-        ranks = ", ".join(map(str, reply.ranks))
-        return (
-            f"live ranks hold steps ({ranks} of {reply.number}): stop them before you take "
-            f"with world_size={place.world_size} and count={request.take.count}, or use another "
-            "group=."
-        )
-    return (
-        f"{counted(reply.number, 'group', 'are')} leased by takes without a rank: ranks "
-        "cannot share their consumer group, use another group=."
-    )
+    request: PartRequest
+    decision: str
+    lease: RankLease | None
+    error: RedrbError | None = None
 
 
 class Ranks:
     """One process as a rank, which takes its part of every step."""
 
-    def __init__(self, task: Task, consumer: Consumer) -> None:
-        self._task = task
-        self._store = task.store
-        self._consumer = consumer
-        self._waiter = f"{RANKS}:{consumer.group}"
+    def __init__(self, task: Task, consumer: Consumer, taker: Taker) -> None:
+        self._task, self._store = task, task.store
+        self._consumer, self._taker = consumer, taker
         self._begin()
         in_child(self._begin)  # the parts belong to the parent
 
     def _begin(self) -> None:
-        self._joined: dict[int, str] = {}
+        self._joined = -1  # the rank that this process is
+        self._number = 0  # decisions that it has got since
+        self._former = ""  # the rank 0 before, whose groups were requeued
+        self._proposal: _Proposal | None = None  # one that may have been accepted
 
-    def take(self, place: RankStep, take: TakeRequest, balance: Balance | None) -> Lease:
-        """Lease this rank's part of a step, when all ranks have asked for it.
+    def take(
+        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
+    ) -> Lease:
+        """Return this rank's part of a step.
+
+        The rank whose time is up first ends the take of all. Ranks but rank 0 wait a moment longer
+        than `timeout`, for rank 0's last look.
 
         Raises:
-            BatchTimeout: The time of a rank was up; no rank has a part.
-            RankLost: A rank's heartbeat stopped; no rank has a part.
-            WrongStep: The step is done, or not the next.
-            ConfigError: See `ExperienceStream.take`.
+            BatchTimeout, ConfigError: As rank 0's take, on all ranks; a rank did not ask in time.
+            WrongStep: Rank 0 takes another step.
+            LeaseLost, DecodeError: The part cannot be read.
         """
         self._consumer.attend()
         size = place.world_size
         least = max(take.least // size * size, size)
         take = TakeRequest(take.count, least, take.status, take.where)
         request = PartRequest(place, take, balance)
-        with self._consumer.worker.waiting("batch"):
-            return self._take(request)
+        wait = self._lead if place.rank == 0 else self._follow
+        extra_s = PAGES_S if place.rank else 0.0
+        seconds = None if timeout is None else timeout + extra_s
+        with Deadline(seconds), self._consumer.worker.waiting("batch"):
+            return wait(request)
 
-    def _take(self, request: PartRequest) -> Lease:
-        """Ask for the part of a step until there is one, or an error."""
-        attempt, grace, deadline = 0, None, here()
+    def _lead(self, request: PartRequest) -> Lease:
+        """Take the batch of all ranks, and let them know."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is not None and proposal.request != request:
+            self._withdraw(proposal)
+            proposal = None
+        ready = False
         while True:
-            last = deadline.over
-            incarnation = self._task.description.incarnation
-            reply = self._ask(request, attempt, incarnation, last=last)
-            if reply.outcome == "part":
-                lease = self._lease(request, reply, incarnation)
-                if lease is not None:
-                    return lease
-            elif reply.outcome == "gone":
-                self._task.reopen(refused_here=True)
-            elif reply.outcome in ("held", "leased", "differs"):
-                # most likely processes that died just now, and whose deadline has not passed
-                grace = grace or Deadline(2 * self._consumer.lease_ms / 1000)
-                if last or grace.over:
-                    self._refuse(request, reply)
-                self._block(request, reply)
-            elif reply.outcome == "form":
-                attempt = reply.number
-                if not self._form(request, attempt, last=last):
-                    self._block(request, reply)
-            elif reply.outcome == "wait":
-                attempt = reply.number
-                if last:
-                    take = request.take
-                    waiting = count_waiting(
-                        self._store, self._consumer.group, take.status, take.where
-                    )
-                    self._end(attempt, TakeReply("short", waiting))
-                else:
-                    self._block(request, reply)
-            elif reply.outcome != "more":
-                self._refuse(request, reply)
-            if reply.outcome in ("gone", "more") and deadline.pages_over:
-                self._end(attempt, UNFINISHED)
-                self._refuse(request, RankReply("ended", last_look=UNFINISHED))
+            self._proposal = proposal if proposal and proposal.lease else None
+            reply = self._ask(request, proposal.decision if ready and proposal else None)
+            if reply.former and reply.former != self._former:
+                self._consumer.leave(reply.former, died=True)
+                self._former = reply.former
+            if reply.decision is not None:
+                self._proposal = None
+                self._number += 1
+                if proposal is None or reply.decision != proposal.decision:
+                    self._withdraw(proposal)
+                    self._raise(reply.decision)
+                if proposal.lease is None:
+                    raise proposal.error or ConfigError(proposal.decision)
+                size = request.place.world_size
+                proposal.lease.unread = partial(self._unread, size, self._number - 1)
+                return proposal.lease
+            ready = not reply.missing
+            if ready and proposal is None:
+                proposal = self._propose(request, reply.left_ms)
+            elif not ready and here().over:
+                self._withdraw(proposal)
+                error = self._timeout(request, reply.missing)
+                proposal, ready = self._refusal(request, error), True
+            elif not ready:
+                self._wait(request, reply)
 
-    def close(self) -> None:
-        """Leave; the parts of this rank are kept, unharmed, for the process that replaces it."""
-        for rank, consumer in self._joined.items():
-            self._store.call(FinishPart(self._consumer.group, consumer, rank, 0, "leave"))
-        self._joined.clear()
-
-    def _ask(
-        self, request: PartRequest, attempt: int, incarnation: str, *, last: bool
-    ) -> RankReply:
-        rank, consumer = request.place.rank, self._consumer.name
-        joined = self._joined.get(rank) == consumer
-        ask = AskPart(
-            self._consumer.group,
-            consumer,
-            request.place,
-            request.spec,
-            attempt,
-            joined,
-            last,
-            self._consumer.lease_ms,
-            incarnation,
+    def _propose(self, request: PartRequest, left_ms: int | None) -> _Proposal:
+        """Take and deal a batch, until the first rank that waits already has its time up."""
+        place, consumer = request.place, self._consumer
+        try:
+            with Deadline(None if left_ms is None else left_ms / 1000):
+                whole = self._taker.take(request.take)
+        except (BatchTimeout, ConfigError, RecordError) as error:
+            return self._refusal(request, error)
+        [part] = whole.parts
+        groups = deal(part.layouts, place.world_size, by_tokens=request.balance == "tokens")
+        weights = part.draw.weights if part.draw else {}
+        parts = [Part(ids, [weights[each] for each in ids] if weights else None) for ids in groups]
+        total = max(part.draw.total, sum(weights.values())) if part.draw else 0.0
+        mine = [(seq, part.layouts[seq]) for seq in groups[0]]
+        left = part.ids[sum(map(len, groups)) :]
+        if left:
+            whole.release(left)
+        part.layouts = {seq: without_payload(each) for seq, each in part.layouts.items()}
+        slot = cast("Slot", part.holder)
+        share = Share(self._store, consumer.group, consumer.name, slot.name, slot.token)
+        own = replace(
+            part,
+            groups=mine,
+            holder=share,
+            expiries={seq: part.expiries[seq] for seq, _ in mine if seq in part.expiries},
         )
-        reply = self._store.call(ask)
-        if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
-            self._joined[rank] = consumer
+        decision = Decision(
+            *(place.step, request.spec, slot.name, slot.token, part.incarnation, parts, total)
+        )
+        return _Proposal(request, _packed(decision), RankLease(own, part))
+
+    def _refusal(self, request: PartRequest, error: RedrbError) -> _Proposal:
+        """Return the proposal of an error for all ranks."""
+        found = Decision(request.place.step, request.spec)
+        if isinstance(error, BatchTimeout):
+            found = msgspec.structs.replace(found, timeout=error)
+        else:
+            found = msgspec.structs.replace(found, refusal=str(error))
+        return _Proposal(request, _packed(found), None, error)
+
+    def _withdraw(self, proposal: _Proposal | None) -> None:
+        if proposal is not None and proposal.lease:
+            proposal.lease.release()
+
+    def _follow(self, request: PartRequest) -> Lease:
+        """Wait for the decision about a step; if the time is up, propose an error."""
+        while True:
+            over = here().over
+            reply = self._ask(request, None)
+            if over and reply.decision is None:
+                refusal = self._refusal(request, self._timeout(request, reply.missing))
+                reply = self._ask(request, refusal.decision)
+            if reply.decision is not None:
+                return self._accept(request, reply.decision)
+            if not over:
+                self._wait(request, reply)
+
+    def _accept(self, request: PartRequest, text: str) -> Lease:
+        """Return this rank's part of a batch; raises the error of a decision without one."""
+        place, consumer = request.place, self._consumer
+        decision = self._read(text)
+        if decision.timeout is None and not decision.refusal:
+            self._check_same(request, decision)
+        if not decision.parts:
+            self._number += 1
+            self._raise(text)
+        with Reading("the parts of a step"):
+            part = decision.parts[place.rank]
+        raw = self._payload(place, part.ids)
+        found = dict(map(parse_entry, raw))
+        gone = tuple(seq for seq in part.ids if found.get(seq) is None)
+        if gone:
+            why = "rank 0 has ended this step already, or other clients deleted them."
+            raise LeaseLost(task=self._task.name, ids=gone, why=why)
+        share = Share(self._store, consumer.group, consumer.name, decision.slot, decision.token)
+        draw = None
+        if part.weights is not None:
+            draw = Draw(dict(zip(part.ids, part.weights, strict=True)), decision.total_weight)
+        claimed = claimed_part(
+            self._store,
+            consumer,
+            [(seq, found[seq]) for seq in part.ids],
+            share,
+            status=request.take.status,
+            incarnation=decision.incarnation,
+            draw=draw,
+            first_ids=first_ids(raw),
+            least=len(part.ids),
+        )
+        if claimed is None:
+            raise DecodeError(
+                f"task {self._task.name!r}: the part of rank {place.rank} in step {place.step} "
+                "cannot be decoded; see the dead letters."
+            )
+        return RankLease(claimed)
+
+    def _payload(self, place: RankStep, ids: Sequence[int]) -> list[Reply]:
+        """Return the entries of a part, and let rank 0 know that they were read."""
+        asked = self._call(place, self._number + 1)
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            for seq in ids:
+                made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
+            asked.add_to(made, self._store.script_keys, whole=whole)
+            return made
+
+        def entries(replies: list[Reply]) -> list[Reply]:
+            *found, reply = without_errors(replies)
+            self._number = 0 if asked.read(reply).starts else asked.number
+            return [entry for one in found for entry in one]
+
+        return scripted_request(self._store.client, pipeline, entries).result()
+
+    def _unread(self, world_size: int, number: int) -> tuple[int, ...]:
+        """Wait until all ranks have read a decision; returns those that have not in time."""
+        consumer = self._consumer
+        ask = AskRead(consumer.group, consumer.name, world_size, number)
+        with Deadline(consumer.lease_ms / 1000) as deadline:
+            while unread := self._store.call(ask):
+                if deadline.over:
+                    break
+                self._store.wait_for_wake(f"{consumer.name}.read")
+        return unread
+
+    def _check_same(self, request: PartRequest, decision: Decision) -> None:
+        """Check that rank 0 has asked for the same; the next take gets its part all the same."""
+        place = request.place
+        if decision.step != place.step:
+            raise WrongStep(
+                task=self._task.name,
+                step=place.step,
+                next_step=decision.step,
+                why="rank 0 takes another one",
+            )
+        if decision.spec != request.spec:
+            raise ConfigError(
+                f"task {self._task.name!r}, step {place.step}: rank 0 takes {decision.spec}; and "
+                f"rank {place.rank} {request.spec}. All ranks must ask for the same."
+            )
+
+    def _read(self, text: str) -> Decision:
+        with Reading(f"the decision about a step of task {self._task.name!r}"):
+            decision = msgspec.json.decode(text, type=Decision)
+            if not (decision.parts or decision.timeout or decision.refusal):
+                raise ValueError("it is empty")
+        return decision
+
+    def _raise(self, text: str) -> NoReturn:
+        """Raise the error that a decision is for this rank."""
+        decision = self._read(text)
+        if decision.timeout is not None:
+            raise decision.timeout
+        if decision.refusal:
+            raise ConfigError(decision.refusal)
+        raise LeaseLost(
+            task=self._task.name,
+            ids=(),
+            why="an earlier take of rank 0 was cut off, and other ranks have its parts. Start all "
+            "ranks again from a checkpoint.",
+        )
+
+    def _timeout(self, request: PartRequest, missing: tuple[int, ...]) -> BatchTimeout:
+        """Return the error of a take that rank 0 has not ended in time."""
+        take = request.take
+        waiting = count_waiting(self._store, self._consumer.group, take.status, take.where)
+        if not missing and waiting >= take.least:
+            missing = (0,)
+        return batch_timeout(
+            self._task,
+            take.least,
+            TakeReply("short", waiting),
+            leased_here=0,
+            expired=0,
+            missing_ranks=missing,
+        )
+
+    def _call(
+        self, place: RankStep, number: int, left_ms: int | None = None, decision: str | None = None
+    ) -> AskStep:
+        joined = self._joined == place.rank
+        asked = (place.rank, place.world_size, number, joined, left_ms, decision)
+        return AskStep(self._consumer.group, self._consumer.name, *asked)
+
+    def _ask(self, request: PartRequest, decision: str | None) -> StepReply:
+        rank, waits_s = request.place.rank, here().waits_s - PAGES_S
+        left_ms = None if rank == 0 or waits_s == math.inf else max(0, int(waits_s * 1000))
+        reply = self._store.call(self._call(request.place, self._number, left_ms, decision))
+        if reply.replaced:
+            raise ConfigError(
+                f"task {self._task.name!r}, consumer group {self._consumer.group!r}: another "
+                f"process has taken rank {rank} over. Give every process a different rank, and "
+                "every job its own group=."
+            )
+        self._joined = rank
+        if reply.starts:
+            self._number = 0
         return reply
 
-    def _refuse(self, request: PartRequest, reply: RankReply) -> NoReturn:
-        refuse(self._task, self._consumer.group, request, reply)
-
-    def _end(self, attempt: int, last_look: TakeReply) -> None:
-        self._store.call(EndAttempt(self._consumer.group, attempt, last_look))
-
-    def _block(self, request: PartRequest, reply: RankReply) -> None:
-        deadline = here()
-        if deadline.over:
-            return
-        ranks = ", ".join(map(str, reply.ranks)) or "none"
-        deadline.log(
-            f"task {self._store.task!r}, consumer group {self._consumer.group!r}, step "
-            f"{request.place.step}: rank {request.place.rank} waits ({reply.outcome}); for ranks: "
-            f"{ranks}"
-        )
-        full = [self._waiter] if reply.outcome == "form" else []
-        self._store.wait_for_wake(f"{self._consumer.name}.rank", *full)
-
-    def _form(self, request: PartRequest, attempt: int, *, last: bool) -> bool:
-        """Lease the batch of the step and deal it; False when there is none yet."""
-        step, take, consumer = request.place.step, request.take, self._consumer
-        slot = f"{RANKS}/{step}"
-        lease = Take(
-            consumer.group,
-            consumer.name,
-            slot,
-            str(attempt),
-            take if last else take.full,
-            self._waiter,
-            0 if last else QUEUE_TTL_MS,
-            consumer.lease_ms,
-            self._task.description.revision,
-            last,
-        )
-        batch = self._store.call(lease)
-        while batch.search is not None and not here().pages_over:
-            batch = self._store.call(replace(lease, search=batch.search))
-        if batch.outcome == "taken":
-            ids, weights = self._leased(slot, batch)
-            payloads = None
-            if request.balance == "tokens":
-                payloads, _ = self._read(slot, len(ids) + MOST_RANKS)
-            parts = deal(ids, weights, request.place.world_size, payloads)
-            self._store.call(AssignParts(consumer.group, step, attempt, request.spec, parts))
-        elif batch.outcome == "gone":
-            self._task.reopen(refused_here=True)
-        elif batch.outcome == "never":
-            raise never_full(self._task, take.count, batch.amount)
-        elif batch.outcome == "drawn":
-            raise no_query(self._store.task)
-        elif batch.outcome == "short":
-            if last:
-                self._end(attempt, batch)
-            return last
-        if batch.outcome in ("gone", "more") and here().pages_over:
-            self._end(attempt, UNFINISHED)
-        return True
-
-    def _leased(self, slot: str, batch: TakeReply) -> tuple[list[int], dict[int, float] | None]:
-        """Return the groups of a batch in the task's order, and their weights as `deal` asks."""
-        pending = self._store.client.execute(
-            "XPENDING",
-            self._store.keys.stream,
-            self._consumer.group,
-            "-",
-            "+",
-            max(batch.amount, 1),
-            slot,
-        )
-        with Reading("the batch of ranks"):
-            ids = [int(entry[0].rpartition(b"-")[2]) for entry in pending]
-            order = {int(member): place for place, member in enumerate(batch.members)}
-            ids.sort(key=lambda seq: (order.get(seq, 0), seq))
-            if not batch.weights:
-                return ids, None
-            return ids, {**dict(zip(order, batch.weights, strict=True)), 0: batch.total_weight}
-
-    def _read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
-        """Return the payloads that a slot leases, and the first ids of requeued groups, by id."""
-        reply = self._store.client.execute(
-            "XREADGROUP",
-            "GROUP",
-            self._consumer.group,
-            slot,
-            "COUNT",
-            max(count, 1),
-            "STREAMS",
-            self._store.keys.stream,
-            "0",
-        )
-        raw = reply[0][1] if reply else ()
-        return dict(map(parse_entry, raw)), first_ids(raw)
-
-    def _share(self, place: RankStep) -> RankShare:
-        consumer, now = self._consumer, time.monotonic()
-        return RankShare(self._store, consumer.group, consumer.name, place, consumer.silences, now)
-
-    def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
-        """Return the lease on a part; None when another process has taken the rank over."""
+    def _wait(self, request: PartRequest, reply: StepReply) -> None:
         place = request.place
-        payloads, firsts = self._read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
-        weights = reply.weights
-        try:
-            part = claimed_part(
-                self._store,
-                self._consumer,
-                [(seq, payloads.get(seq)) for seq in reply.ids],
-                self._share(place),
-                status=request.take.status,
-                incarnation=incarnation,
-                draw=None if weights is None else Draw(weights, weights.pop(0)),
-                first_ids=firsts,
-            )
-        except LeaseLost:
-            return None
-        if part is None:
-            return None
-        # groups that cannot be decoded go to the dead letters: the part is smaller, and the number
-        # of steps stays equal on all ranks
-        if not part:
-            raise DecodeError(
-                f"task {self._store.task!r}: nothing is left of the part of rank {place.rank} in "
-                f"step {place.step}; see the dead letters, and go on with the next step."
-            )
-        return Lease([part])
+        ranks = ", ".join(map(str, reply.missing)) or "0"
+        here().log(
+            f"task {self._store.task!r}, consumer group {self._consumer.group!r}, step "
+            f"{place.step}: rank {place.rank} waits for rank {ranks}",
+            self._store.keys.namespace,
+        )
+        self._store.wait_for_wake(f"{self._consumer.name}.rank")
+
+
+def _packed(decision: Decision) -> str:
+    return msgspec.json.encode(decision).decode()

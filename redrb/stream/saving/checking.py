@@ -17,28 +17,22 @@ from redrb.stream.orders import known_order
 from redrb.stream.orders.order import MOST_WEIGHT
 from redrb.stream.saving.file import Frame, Kind, SaveReader
 from redrb.stream.saving.records import (
-    PUT_COUNTERS,
-    PUT_FIELDS,
+    SAVED,
+    SAVED_FIELDS,
     DeadRecord,
     GroupName,
     GroupRecord,
-    Producers,
     Refreshes,
     SourceRecord,
     TaskEnd,
     TaskHeader,
-    settings_of,
 )
 from redrb.stream.task.entries import MAX_COUNT, SavedFacts, unpack_facts
 from redrb.stream.task.settings import SETTINGS, WIRE_FORMAT, whole_number
 
-Record: TypeAlias = GroupRecord | DeadRecord | SourceRecord | dict[str, str]
+Record: TypeAlias = SourceRecord | Refreshes | DeadRecord | GroupRecord
 
-_INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
-_ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
-_UNSORTED: Final = re.compile(r"[0-9]{1,16} [0-9]{1,16}")
 _OTHER_NUMBERS: Final = {
-    "generation": whole_number(0),
     "default_max_reads": whole_number(0),
     "default_max_deliveries": whole_number(1),
     "default_max_dead": whole_number(0),
@@ -69,13 +63,12 @@ class CheckedContents:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._begun = False
+        self._kind: Kind | None = None
         self._tags: tuple[str, ...] = ()
         self._sampled = False
         self._seq = 0
         self._letter = (0, 0)
-        self._counted: list[int] = [0, 0]
-        self._waiting: list[int] = []
+        self._counted = [0, 0]
 
     def add(self, frame: Frame) -> Record | None:
         """Check one frame; returns its record, or None for the header and the ending.
@@ -92,49 +85,42 @@ class CheckedContents:
             ) from error
 
     def _add(self, frame: Frame) -> Record | None:
-        _require(self._begun != (frame.kind is Kind.HEADER), "the header")
-        head = frame.head
-        if frame.kind is Kind.HEADER:
-            self.header, self._begun = _checked_header(head), True
+        kind, head = frame.kind, frame.head
+        _require((kind is Kind.HEADER) == (self._kind is None), "the header")
+        _require(self._kind is None or self._kind <= kind, "the order of records")
+        self._kind = kind
+        if kind is Kind.HEADER:
+            self.header = _checked_header(head)
             self._tags = self.header.tags
             self._sampled = self.header.settings.get("sampled") == "1"
-            self._waiting = [0] * len(self.header.groups)
             return None
-        if frame.kind is Kind.GROUP:
+        if kind is Kind.GROUP:
             return self._group(msgspec.convert(head, GroupRecord), head)
-        if frame.kind is Kind.DEAD_LETTER:
+        if kind is Kind.DEAD_LETTER:
             return self._dead_letter(msgspec.convert(head, _Letter), frame.payload)
-        if frame.kind is Kind.SOURCES:
+        if kind is Kind.SOURCES:
             sources: SourceRecord = msgspec.convert(head, SourceRecord)
-            ids = [int(record.split()[0]) for record in sources.records.values()]
-            _require(all(seq <= self.header.last for seq in ids), "a forwarded group")
+            _require(sources.origin != SAVED, "an origin")
             return sources
-        if frame.kind is Kind.REFRESHES:
-            refreshes: dict[str, str] = msgspec.convert(head, Refreshes)
-            lasts = [int(mark.split()[1]) for mark in refreshes.values()]
+        if kind is Kind.REFRESHES:
+            refreshes: Refreshes = msgspec.convert(head, Refreshes)
+            lasts = [last for _, last in refreshes.values()]
             _require(all(last <= self.header.last for last in lasts), "a refresh")
             return refreshes
-        if frame.kind is Kind.PRODUCERS:
-            producers: dict[str, str] = msgspec.convert(head, Producers)
-            _require(producers.keys().isdisjoint(PUT_FIELDS), "a producer")
-            return producers
-        _require(frame.kind is Kind.END, "a frame of a table")
+        _require(kind is Kind.END, "a frame of a table")
         self.ending = ending = msgspec.convert(head, TaskEnd)
-        numbers = [ending.groups, ending.dead_letters]
-        whole = numbers == self._counted and ending.waiting == self._waiting
-        _require(whole, "the number of records")
+        _require([ending.groups, ending.dead_letters] == self._counted, "the number of records")
         return None
 
     def _group(self, record: GroupRecord, head: Any) -> GroupRecord:
-        places = [need.place for need in record.needs]
+        places, count = [need.place for need in record.needs], len(self.header.groups)
         _require(len(set(places)) == len(places), "a need twice")
-        _require(all(place < len(self._waiting) for place in places), "a need")
+        _require(all(place < count for place in places), "a need")
+        _require(places or not count, "a group that nobody needs")
         _check_facts(record.facts, head[1], self._tags, sampled=self._sampled)
         _require(self._seq < record.seq <= self.header.last, "the order of groups")
         self._seq = record.seq
         self._counted[0] += 1
-        for place in places:
-            self._waiting[place] += 1
         return record
 
     def _dead_letter(self, letter: _Letter, payload: bytes) -> DeadRecord:
@@ -176,17 +162,9 @@ class CheckedFile:
         return cls(path, contents.header, contents.ending, reader.checksum)
 
     @property
-    def ever_put(self) -> int:
-        """Groups that were ever put, with those that were dropped at their put."""
-        counters = self.header.counters
-        return sum(counters.get(name, 0) for name in ("put", "filtered", "arrived_stale"))
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        """The numbers by which scripts recognize that a task holds what the file holds."""
-        names = [group.name for group in self.header.groups]
-        members = dict(zip(names, self.ending.waiting, strict=True))
-        return {"entries": self.ending.groups, "members": members}
+    def places(self) -> int:
+        """Number of the records that are put: header, dead letters, groups and end."""
+        return 2 + self.ending.dead_letters + self.ending.groups
 
 
 def first_kind(path: Path) -> Kind:
@@ -205,12 +183,9 @@ def open_saved(path: Path) -> BinaryIO:
 
 def _checked_header(head: Any) -> TaskHeader:
     header = msgspec.convert(head, TaskHeader)
-    settings, names = header.settings, [group.name for group in header.groups]
-    _require(_INCARNATION.fullmatch(settings.get("incarnation", "0")), "the incarnation")
-    _require(_ANCESTORS.fullmatch(settings.get("ancestors", "")), "earlier incarnations")
-    _require(len(set(names)) == len(names), "a consumer group twice")
-    _require(all(header.counters.get(name, 0) >= 0 for name in PUT_COUNTERS), "counters")
-    _check_settings(settings)
+    _require(len(set(header.groups)) == len(header.groups), "a consumer group twice")
+    _require(header.settings.keys() <= SAVED_FIELDS, "a setting")
+    _check_settings(header.settings)
     return header
 
 
@@ -219,7 +194,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
     Whether they fit together is known when the task is resumed, which may have others of its own.
     """
-    _require(settings_of(settings) == settings and "rules" not in settings, "a counter")
     _require(settings.get("format", str(WIRE_FORMAT)) == str(WIRE_FORMAT), "the format")
     for name, setting in {**SETTINGS, **_OTHER_NUMBERS}.items():
         text = settings.get(name)
@@ -230,11 +204,6 @@ def _check_settings(settings: Mapping[str, str]) -> None:
     order = known_order(name)
     known = sampled in ("0", "1") and (order is None or str(int(order.sampled)) == sampled)
     _require(known, f"sampled={sampled!r:.80} in the order {name!r:.80}")
-    if "unsorted" in settings:
-        _require(
-            sampled == "1" and _UNSORTED.fullmatch(settings["unsorted"]),
-            "groups that are not sorted",
-        )
 
 
 def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:

@@ -31,13 +31,13 @@ class SavedIndex(msgspec.Struct, frozen=True):
     """The index of a directory.
 
     Attributes:
-        files: The file of each task, in a list of one, which is beside the index.
+        files: The file of each task, which is beside the index.
         run: The run of a `ReplayBuffer`; "": of none.
     """
 
-    files: dict[str, Annotated[list[FileName], Meta(min_length=1, max_length=1)]]
+    files: dict[str, FileName]
     run: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/@+-]{0,128}\Z")] = ""
-    format: Literal[1] = 1
+    format: Literal[2] = 2
 
 
 def read_index(directory: Path) -> SavedIndex:
@@ -68,7 +68,7 @@ def _indexed(directory: Path) -> SavedIndex | None:
         return None
     except (ValueError, RecursionError) as error:
         raise DecodeError(
-            f"{path} is no index of saved tasks in format 1: {error}. Upgrade redrb, or give "
+            f"{path} is no index of saved tasks in format 2: {error}. Upgrade redrb, or give "
             "another directory."
         ) from error
 
@@ -89,8 +89,8 @@ class NewFiles:
         (self._folder / name).rename(self._directory / name)
         return written
 
-    def commit(self, files: dict[str, list[str]], run: str = "") -> None:
-        """Replace the index by one that names these files of each task, and a run."""
+    def commit(self, files: dict[str, str], run: str = "") -> None:
+        """Replace the index by one that names the file of each task, and a run."""
         fresh = self._folder / INDEX
         with fresh.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(SavedIndex(files, run)), indent=1))
@@ -141,7 +141,7 @@ def _delete_unused(directory: Path, *, but: str | None) -> None:
     written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
     try:
         index = _indexed(directory)
-        used = {name for files in (index.files if index else {}).values() for name in files}
+        used = set(index.files.values()) if index else set()
     except DecodeError:  # nobody knows which files it names
         return
     for path, stamp in saved.items():

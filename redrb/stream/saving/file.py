@@ -19,7 +19,7 @@ from redrb.stream.saving.records import DeadRecord
 from redrb.unpacking import unpack
 
 MAGIC: Final = b"RDRBTASK"
-VERSION: Final = 1
+VERSION: Final = 2
 PREFIX: Final = struct.Struct("<8sHH")
 """Magic, version, flags."""
 FRAME: Final = struct.Struct("<BIQ")
@@ -34,13 +34,12 @@ class Kind(IntEnum):
     """The kind of record in a frame."""
 
     HEADER = 1
-    GROUP = 2
-    DEAD_LETTER = 3
-    PRODUCERS = 4
-    SOURCES = 5
-    REFRESHES = 6
-    ROWS = 7
-    TABLE = 8
+    SOURCES = 2
+    REFRESHES = 3
+    DEAD_LETTER = 4
+    GROUP = 5
+    ROWS = 6
+    TABLE = 7
     END = 255
 
 
@@ -107,8 +106,12 @@ class SaveReader:
             raise DecodeError(f"{where} is not a saved task: give a file of `redrb save`.")
         if version != VERSION or flags:
             raise DecodeError(
-                f"{where} is of format {version}, newer than {VERSION}, the newest known here: "
-                "upgrade redrb."
+                f"{where} is of format {version}, and this redrb reads format {VERSION}: "
+                + (
+                    "upgrade redrb."
+                    if version > VERSION
+                    else "resume it with the redrb of the save."
+                )
             )
 
     def frames(self, *, payloads: bool) -> Iterator[Frame]:

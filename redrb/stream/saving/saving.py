@@ -1,4 +1,4 @@
-"""`save` writes a task to a file; `resuming` builds it anew."""
+"""`save` writes a task to a file; `resuming` puts it anew."""
 
 from __future__ import annotations
 
@@ -54,11 +54,14 @@ class SavedTask:
 
 
 def save(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Write a task to a file.
+    """Write a task to a file, which replaces an older one when it is complete.
+
+    Makers and trainers may go on: groups that are stored from the beginning to the end are in the
+    file, once. Leased groups are saved as waiting.
 
     Raises:
-        ConfigError: There is no such task, or the path cannot be written.
-        StoreUnavailable: Redis stayed away; an earlier save is unchanged.
+        ConfigError: There is no such task, or the file cannot be written.
+        StoreUnavailable: Redis stayed away; an older file is unchanged.
     """
     target = Path(path)
     if target.is_dir():
@@ -66,7 +69,14 @@ def save(store: TaskStore, path: AnyPath) -> SavedTask:
             f"{target} is a directory, and a task is saved in a file: give the name of one, such "
             f"as {target / store.task}.redrb."
         )
-    return save_task(store, target)
+    for _ in range(_ATTEMPTS):
+        try:
+            with replaced(target) as file:
+                ending = _write(store, file)
+        except TaskChanged:
+            continue
+        return SavedTask.of(target, ending)
+    raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
 
 
 def save_tasks(tasks: Mapping[str, TaskStore], directory: Path, *, run: str = "") -> None:
@@ -80,52 +90,26 @@ def save_tasks(tasks: Mapping[str, TaskStore], directory: Path, *, run: str = ""
     """
     with saving_into(directory) as files:
         for store in tasks.values():
-            files.add(partial(save_task, store))
-        files.commit({task: [name] for task, name in zip(tasks, files.names, strict=True)}, run)
-
-
-def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Write a task to a file, which replaces an older one when it is complete.
-
-    Makers and trainers may go on: groups that are stored from the beginning to the end are in the
-    file, once. Leased groups are saved as waiting.
-
-    Raises:
-        ConfigError: There is no such task, or the file cannot be written.
-        StoreUnavailable: Redis stayed away; an older file is unchanged.
-    """
-    target = Path(path)
-    for _ in range(_ATTEMPTS):
-        try:
-            with replaced(target) as file:
-                ending = _write(store, file)
-        except TaskChanged:
-            continue
-        return SavedTask.of(target, ending)
-    raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
+            files.add(partial(save, store))
+        files.commit(dict(zip(tasks, files.names, strict=True)), run)
 
 
 def _write(store: TaskStore, file: IO[bytes]) -> TaskEnd:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
     writer = SaveWriter(file)
     writer.write(Kind.HEADER, reader.header)
-    numbers: Counter[str] = Counter()
-    waiting = [0] * len(reader.header.groups)
-    for record, payload in reader.groups():
-        writer.write(Kind.GROUP, record, payload)
-        numbers["groups"] += 1
-        for need in record.needs:
-            waiting[need.place] += 1
-    for letter in reader.dead_letters():
-        writer.dead_letter(letter)
-        numbers["dead_letters"] += 1
-    for producers in reader.producers():
-        writer.write(Kind.PRODUCERS, producers)
     for sources in reader.sources():
         writer.write(Kind.SOURCES, sources)
     for refreshes in reader.refreshes():
         writer.write(Kind.REFRESHES, refreshes)
-    ending = TaskEnd(**numbers, waiting=waiting)
+    numbers: Counter[str] = Counter()
+    for letter in reader.dead_letters():
+        writer.dead_letter(letter)
+        numbers["dead_letters"] += 1
+    for record, payload in reader.groups():
+        writer.write(Kind.GROUP, record, payload)
+        numbers["groups"] += 1
+    ending = TaskEnd(**numbers)
     writer.end(ending)
     return ending
 

@@ -1,8 +1,7 @@
 """`TaskReader`: reads a whole task, page by page, while makers and trainers go on.
 
-A snapshot holds every group that was stored from its beginning to its end, once, with the counters
-of its beginning. A page's payloads are read before its records: a group that is deleted in between
-has no record, and is left out.
+A snapshot holds every group that was stored from its beginning to its end, once. A page's payloads
+are read before its records: a group that is deleted in between has no record, and is left out.
 """
 
 from __future__ import annotations
@@ -11,23 +10,22 @@ from collections.abc import Iterator
 from typing import cast
 
 from redrb.connection.client import scan_hash
-from redrb.connection.transport import Argument, Reply
+from redrb.connection.transport import Argument, Reply, without_errors
 from redrb.errors import ConfigError, RedrbError
-from redrb.stream.saving.calls import ReadRecords, ReadTask, TaskReply
+from redrb.stream.saving.calls import ReadRecords
 from redrb.stream.saving.records import (
-    COUNTERS,
-    PUT_FIELDS,
-    ConsumerGroup,
+    SAVED,
+    SAVED_FIELDS,
     DeadRecord,
     GroupRecord,
     Need,
+    Refreshes,
     SourceRecord,
     TaskHeader,
-    settings_of,
 )
 from redrb.stream.task.entries import SavedFacts, entry_id, parse_entry, unpack_facts
 from redrb.stream.task.store import TaskStore
-from redrb.unpacking import Reading, whole
+from redrb.unpacking import Reading
 
 PAGE_GROUPS = 32
 """Most groups that are read, or restored, in one step."""
@@ -46,24 +44,38 @@ class TaskReader:
     def __init__(self, store: TaskStore, now_ms: int) -> None:
         """Read the header of a task; raises ConfigError if there is no such task."""
         self._store = store
-        reply = store.call(ReadTask())
-        if not reply.exists:
+        keys = store.keys
+        look = store.client.transaction(keys.none)
+        look.add("HGETALL", keys.task)
+        look.add("HGET", keys.puts, "last")
+        look.add("SMEMBERS", keys.groups)
+        look.add("XREVRANGE", keys.dead, "+", "-", "COUNT", 1)
+        look.add("EXEC")
+        flat, last, groups, newest = without_errors(store.exchange(look)[-1])[-4:]
+        if not flat:
             raise ConfigError(f"there is no task {store.task!r} at {store.client.where} to save.")
         with Reading(f"task {store.task!r}"):
-            self.header = _header(store.task, now_ms, reply)
-        self._newest_letter = reply.newest_letter
+            fields = dict(zip((name.decode() for name in flat[::2]), flat[1::2], strict=True))
+            self.header = TaskHeader(
+                task=store.task,
+                saved_ms=now_ms,
+                settings={n: v.decode() for n, v in fields.items() if n in SAVED_FIELDS},
+                last=int(last),
+                version=int(fields.get("version", 0)),
+                groups=tuple(sorted(name.decode() for name in groups)),
+            )
+            self._newest_letter = newest[0][0].decode() if newest else ""
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival; raises TaskChanged."""
         stream, end = self._store.keys.stream, entry_id(self.header.last)
-        names = [group.name for group in self.header.groups]
         after, count = 0, 1
         while True:
             page = self._execute("XRANGE", stream, entry_id(after + 1), end, "COUNT", count)
             if not page:
                 return
             entries = list(map(parse_entry, page))
-            read = ReadRecords(names, [str(seq) for seq, _ in entries])
+            read = ReadRecords(list(self.header.groups), [str(seq) for seq, _ in entries])
             reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
             if reply.last < self.header.last:
                 raise TaskChanged("the task was cleared")
@@ -90,21 +102,6 @@ class TaskReader:
             begin = f"({page[-1][0].decode()}"
             count = _next_count(sum(map(len, fields)) for _, fields in page)
 
-    def producers(self) -> Iterator[dict[str, str]]:
-        """Yield, in parts, the last operations of producers whose groups are in the snapshot."""
-        for part in self._scan(self._store.keys.puts):
-            records = {
-                name: record.split() for name, record in part.items() if name not in PUT_FIELDS
-            }
-            with Reading("the record of a producer"):
-                kept = {  # without the epoch: a restored task counts anew
-                    name: " ".join(record[:3])
-                    for name, record in records.items()
-                    if int(record[1]) <= self.header.last
-                }
-            if kept:
-                yield kept
-
     def sources(self) -> Iterator[SourceRecord]:
         """Yield, in parts, the records of forwarded groups, but for those put after the beginning.
 
@@ -113,24 +110,27 @@ class TaskReader:
         prefix = self._store.keys.prefix
         for rows in self._scan(f"{prefix}sources"):
             for origin, row in rows.items():
+                if origin == SAVED:
+                    continue
                 yield SourceRecord(origin, row, {})
                 for part in self._scan(f"{prefix}sources:{origin}"):
                     with Reading("the record of a forwarded group"):
-                        records = {
-                            seq: record
-                            for seq, record in part.items()
-                            if int(record.split()[0]) <= self.header.last
+                        records = {seq: record.split() for seq, record in part.items()}
+                        digests = {
+                            seq: digest
+                            for seq, (here, digest) in records.items()
+                            if int(here) <= self.header.last
                         }
-                    yield SourceRecord(origin, row, records)
+                    yield SourceRecord(origin, row, digests)
 
-    def refreshes(self) -> Iterator[dict[str, str]]:
+    def refreshes(self) -> Iterator[Refreshes]:
         """Yield the last refreshes of a `ReplayBuffer`'s task, by status."""
         for marks in self._scan(self._store.keys.refreshed):
             with Reading("the refresh of a task"):
                 pairs = {status: map(int, mark.split()) for status, mark in marks.items()}
                 # later ids are given to other groups
                 yield {
-                    status: f"{train_step} {min(last, self.header.last)}"
+                    status: (train_step, min(last, self.header.last))
                     for status, (train_step, last) in pairs.items()
                 }
 
@@ -146,25 +146,6 @@ class TaskReader:
 def _next_count(sizes: Iterator[int]) -> int:
     """Return the number of entries of the next page, if they are as large as those of this one."""
     return max(1, min(PAGE_GROUPS, PAGE_BYTES // max(*sizes, 1)))
-
-
-def _header(task: str, now_ms: int, reply: TaskReply) -> TaskHeader:
-    groups = [
-        ConsumerGroup(
-            each.name,
-            each.counters,
-            each.counters.get("waiting", 0) + each.leased,
-            each.staleness,
-        )
-        for each in sorted(reply.groups, key=lambda group: group.name)
-    ]
-    return TaskHeader(
-        task=task,
-        saved_ms=now_ms,
-        settings=settings_of(reply.fields),
-        counters={name: whole(reply.fields[name]) for name in COUNTERS if name in reply.fields},
-        groups=tuple(groups),
-    )
 
 
 @Reading("the record of a group")

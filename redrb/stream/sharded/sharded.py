@@ -19,7 +19,6 @@ from redrb.errors import (
     StoreUnavailable,
 )
 from redrb.experience import BufferItem, Status
-from redrb.experience.records import Scalar
 from redrb.scopes import Closing
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.mixture.lease import MixtureLease
@@ -151,26 +150,6 @@ class ShardedStream(Closing):
         """
         return StreamStats.summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
 
-    def count(self, status: AnyStatus = Status.COMPLETED) -> int:
-        """Return how many groups wait in a status in the shards that can be reached."""
-        return sum(self._shards.ask(lambda shard: shard.count(status)).values())
-
-    def join_group(self) -> None:
-        """Register the consumer group in every shard now instead of at its first take there.
-
-        Raises:
-            StoreUnavailable: It names the shards that could not be reached; repeat it later.
-        """
-        self._shards.each(lambda shard: shard.join_group())
-
-    def advance(self, version: int) -> None:
-        """Give every shard the newest weight version; not needed with `weights=`.
-
-        Raises:
-            StoreUnavailable: It names the shards that could not be reached; repeat it later.
-        """
-        self._shards.each(lambda shard: shard.advance(version))
-
     def close(self) -> None:
         """Close the shards: their leased groups are requeued. The client stays open."""
         opened = [*self._shards.opened, *([self._turn] if self._turn is not None else [])]
@@ -184,11 +163,8 @@ class ShardedStream(Closing):
         self,
         items: Items,
         *,
-        policy_version: int | None = None,
-        priority: float | None = None,
-        status: AnyStatus | None = None,
-        tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
+        **options: Any,
     ) -> tuple[tuple[str, int], ...]:
         """Store experience, exactly once however often the request is repeated.
 
@@ -196,8 +172,9 @@ class ShardedStream(Closing):
         a shard stays with that shard.
 
         Args:
-            items, policy_version, priority, status, tags: As for `ExperienceStream.put`.
+            items: As for `ExperienceStream.put`.
             timeout: Seconds to wait for room in any shard with `on_full="block"`.
+            options: Its policy_version, priority, status and tags.
 
         Returns:
             Task and id of each group that passed the filters, in order.
@@ -207,25 +184,20 @@ class ShardedStream(Closing):
             StoreUnavailable: No shard could be reached; or one that may have stored the groups.
             As `ExperienceStream.put`. `stored` says how many groups, from the first, are stored.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
-        return self._put(groups_of(items), options, timeout)
+        return self._put(groups_of(items), PutOptions.checked(**options), timeout)
 
     def put_many(
         self,
         groups: Sequence[Sequence[BufferItem]],
         *,
-        policy_version: int | None = None,
-        priority: float | None = None,
-        status: AnyStatus | None = None,
-        tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
+        **options: Any,
     ) -> tuple[tuple[str, int], ...]:
         """Store several groups, each visible as a whole, up to 32 to a shard.
 
         Arguments, result and errors are those of `put`.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
-        return self._put(groups_of_many(groups), options, timeout)
+        return self._put(groups_of_many(groups), PutOptions.checked(**options), timeout)
 
     def _put(
         self, groups: Groups, options: PutOptions, timeout: float | None

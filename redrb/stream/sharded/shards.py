@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import threading
 import time
@@ -11,8 +12,7 @@ from typing import Any, TypeVar
 
 from redrb.connection import Client
 from redrb.connection.deadline import GRACE_S, Deadline
-from redrb.connection.outage import shared_outage
-from redrb.errors import StoreError, StoreUnavailable, TaskMismatch
+from redrb.errors import StoreUnavailable, TaskMismatch
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.fitting import reindexed
 from redrb.stream.put.options import PutOptions
@@ -29,6 +29,8 @@ AWAY_S = 5.0
 """Time for which a node that could not be reached is left out, where others can be reached."""
 
 T = TypeVar("T")
+
+_log = logging.getLogger("redrb")
 
 
 class Shard(ExperienceStream):
@@ -107,7 +109,7 @@ class Shards:
     @property
     def opened(self) -> list[Shard]:
         """The shards that are open."""
-        return list(self._open.values())
+        return [self._open[number] for number in sorted(self._open)]
 
     @property
     def away(self) -> list[str]:
@@ -131,17 +133,14 @@ class Shards:
     def lose(self, number: int, error: StoreUnavailable) -> None:
         """Note that a shard could not be reached."""
         node = self._stores[number].client.node
-        shared_outage(f"task {self._task!r}: shards on {node} are left out", "").failed(
-            error, who=self
-        )
+        if node not in self._away:
+            _log.warning("task %r: shards on %s are left out: %s", self._task, node, error)
         self._away[node] = time.monotonic() + AWAY_S
 
     def find(self, number: int) -> None:
         """Note that a shard was reached."""
-        node = self._stores[number].client.node
-        if self._away and self._away.pop(node, None) is not None:
-            outage = shared_outage(f"task {self._task!r}: shards on {node} are left out", "")
-            outage.over(who=self)
+        if self._away:
+            self._away.pop(self._stores[number].client.node, None)
 
     def ask(self, look: Callable[[Shard], T]) -> dict[str, T]:
         """Call `look` with each shard that can be reached; returns the results by name.
@@ -159,37 +158,6 @@ class Shards:
                 except StoreUnavailable as error:
                     self.lose(number, error)
         return found or {self.names[number]: look(self[number]) for number in range(len(self))}
-
-    def each(self, call: Callable[[Shard], T]) -> list[T]:
-        """Call `call` with every shard.
-
-        Raises:
-            StoreUnavailable: Some could not be reached; it names them, and all others were called.
-            StoreError: Another error of a shard; all others were called.
-        """
-        found: list[T] = []
-        missing: dict[str, StoreUnavailable] = {}
-        failed: list[StoreError] = []
-        for number, name in enumerate(self.names):
-            try:
-                with Deadline(at_most=GRACE_S) if missing else Deadline():
-                    found.append(call(self[number]))
-                self.find(number)
-            except StoreUnavailable as error:
-                self.lose(number, error)
-                missing[name] = error
-            except StoreError as error:
-                failed.append(error)
-        for other in failed:
-            raise other
-        for first in missing.values():
-            raise StoreUnavailable(
-                f"tasks {', '.join(missing)} could not be reached; the call is done in all other "
-                f"shards. Repeat it when they are back. {first}",
-                where=first.where,
-                uncertain=any(each.uncertain for each in missing.values()),
-            ) from first
-        return found
 
     def _count(self, number: int) -> tuple[str, str]:
         """Return where a shard keeps the number of shards that its task has."""

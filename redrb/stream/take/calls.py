@@ -23,9 +23,7 @@ Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 """How leased groups end: trained; too stale; requeued; requeued, as a failed delivery; to the dead
 letters."""
 
-TakeOutcome: TypeAlias = Literal[
-    "taken", "short", "never", "gone", "more", "late", "ranks", "drawn"
-]
+TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "late", "drawn"]
 
 
 class Search(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,8 +67,7 @@ class TakeReply(msgspec.Struct, frozen=True, omit_defaults=True):
         outcome: "taken"; "short": too few groups wait; "never": a bound of the task never allows
             the batch; "gone": the task was deleted, or has other settings; "more": there is more to
             do before, or to look through, ask again with `search`; "late": a later take of the slot
-            came first, the lease was lost, or ranks need the batch no more; "ranks": ranks take
-            from this consumer group; "drawn": the task's order draws, and takes no query.
+            came first, or the lease was lost; "drawn": the task's order draws, and takes no query.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Makers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale.

@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from redrb.connection.request import Request
 from redrb.experience import Status
@@ -46,7 +46,6 @@ class Slot:
     number: int
     token: str
     since: float
-    whole: ClassVar[Collection[Outcome]] = ()
 
     @property
     def name(self) -> str:

@@ -315,6 +315,15 @@ class Lease(PartsLease[Collection[int]]):
         return self._parts[0].incarnation
 
     @property
+    def unacknowledged(self) -> dict[int, int]:
+        """Samples of each group that `ack` will acknowledge, by id.
+
+        A checkpoint that is written before `ack` keeps them for `settle`. The lease of rank 0 names
+        the groups of all ranks, and those of other ranks name none.
+        """
+        return {seq: layout.samples for seq, layout in self.layouts.items()}
+
+    @property
     def layouts(self) -> dict[int, GroupLayout]:
         """The groups that are still leased, checked and not decoded yet, by id."""
         return dict(zip(self.ids, self._layouts(), strict=True))
@@ -391,7 +400,8 @@ class Lease(PartsLease[Collection[int]]):
                 priorities that were given to the put into this task are not known here.
 
         Returns:
-            The id of each group in `stream`, in the order of `groups`; None for filtered ones.
+            The id of each group in `stream`, in the order of `groups`; None for filtered ones, and
+            for those that were stored before `stream` was resumed from a file.
 
         Raises:
             LeaseLost: Another consumer has taken groups over. It forwards those that this call has

@@ -19,11 +19,7 @@ from redrb.stream.task.origin import Origin
 
 
 class Holder(Protocol):
-    """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
-
-    @property
-    def whole(self) -> Collection[Outcome]:
-        """Outcomes that end the part as a whole, in one request; others end it in pages."""
+    """The place in Redis that leases groups: a slot of a consumer, or of rank 0."""
 
     def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
@@ -63,23 +59,20 @@ class Expiry:
         current_version: Weight version at that time.
         max_staleness: Rule for a group's oldest version.
         max_token_staleness: Rule for the newest token.
+        number: Place of the rule among those of a `ReplayBuffer`, by time; 0 for any other.
     """
 
     current_version: int
     max_staleness: int | None
     max_token_staleness: int | None
+    number: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the three words that Redis stores."""
-        version, *rules = text.split()
-        oldest, newest_token = (None if rule == "-" else int(rule) for rule in rules)
-        return cls(int(version), oldest, newest_token)
-
-    def __str__(self) -> str:
-        """Return the three words."""
-        words = (self.current_version, self.max_staleness, self.max_token_staleness)
-        return " ".join("-" if word is None else str(word) for word in words)
+        """Read the three or four words that Redis stores."""
+        version, oldest, newest, *number = text.split()
+        rules = [None if rule == "-" else int(rule) for rule in (oldest, newest)]
+        return cls(int(version), rules[0], rules[1], *map(int, number))
 
 
 @dataclass(eq=False, repr=False)
@@ -140,8 +133,6 @@ class LeasePart:
 
         There is at least one page; it is empty if there are no groups.
         """
-        if outcome in self.holder.whole:
-            return [tuple(ids)]
         if outcome not in ("fail", "reject"):
             most = PAGES["ended"]
             return [tuple(ids[i : i + most]) for i in range(0, max(len(ids), 1), most)]

@@ -27,14 +27,12 @@ _IF_THERE = (
 )
 
 
-def fates_seen_by(
-    counts: Mapping[str, int], available: int, *, leased_here: int | None
-) -> dict[str, int]:
+def fates_seen_by(counts: Mapping[str, int], available: int, *, leased_here: int) -> dict[str, int]:
     """Return the attribute `fates` of `BatchTimeout`.
 
     Args:
         counts: From `redrb/lua/include/outcomes.lua`.
-        leased_here: Groups that the consumer of the take leases; None: ranks lease all.
+        leased_here: Groups that the consumer of the take leases.
     """
     if not counts:
         return {}
@@ -43,11 +41,8 @@ def fates_seen_by(
     fates["unmatched"] = max(0, counts["pool"] - available)
     fates["other_status"] = max(0, counts["waiting"] - counts["pool"])
     leased = counts["leased"]
-    if leased_here is None:
-        fates["leased_by_ranks"] = leased
-    else:
-        fates["leased_here"] = min(leased_here, leased)
-        fates["leased_elsewhere"] = leased - fates["leased_here"]
+    fates["leased_here"] = min(leased_here, leased)
+    fates["leased_elsewhere"] = leased - fates["leased_here"]
     fates |= {name: counts[name] for name in _IF_THERE if name in counts}
     return fates | {name: counts[name] for name in _ENDED}
 
@@ -57,7 +52,7 @@ def batch_timeout(
     wanted: int,
     reply: TakeReply,
     *,
-    leased_here: int | None,
+    leased_here: int,
     expired: int,
     missing_ranks: tuple[int, ...] = (),
 ) -> BatchTimeout:
@@ -276,11 +271,6 @@ class Taker:
             raise never_full(self._task, request.least, reply.amount)
         if reply.outcome == "drawn":
             raise no_query(task)
-        if reply.outcome == "ranks":
-            raise ConfigError(
-                f"task {task!r}: ranks take from consumer group {self._consumer.group!r}, and "
-                "takes without a rank must use another group=."
-            )
 
     def _request(
         self,

@@ -17,9 +17,6 @@ from redrb.stream.task.description import StalenessRules
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
-Misfit: TypeAlias = Literal["unversioned", "excluded", "bounded_twice"]
-"""Why settings do not fit together, as `redrb/lua/include/misfits.lua` says it."""
-
 
 class SettingsReply(msgspec.Struct, frozen=True):
     """The settings of a task, or which of them do not fit together.
@@ -33,7 +30,7 @@ class SettingsReply(msgspec.Struct, frozen=True):
         held: Those of them that the caller gave another value.
         removed: The incarnation that was removed last, and by whom; "" for none.
         unfinished: Whether work is left: call `Fill` until it is done.
-        setting, value: The setting that is excluded, or cannot change now.
+        value: The `max_reads` that is excluded.
         groups: Groups that are stored, for which it cannot.
     """
 
@@ -45,7 +42,6 @@ class SettingsReply(msgspec.Struct, frozen=True):
     held: frozenset[str] = frozenset()
     removed: str = ""
     unfinished: bool = False
-    setting: str = ""
     value: str = ""
     groups: int = 0
 
@@ -55,12 +51,11 @@ class OpenReply(SettingsReply, frozen=True, kw_only=True):
 
     Attributes:
         outcome: "ok"; "unknown": there is no such task, and it is not to be created; "differs": it
-            has others of the settings given, those in `settings`; "unversioned": it is to evict the
-            stalest groups, and indexes no versions; "excluded": it cannot have this setting beside
-            groups_per_version; "bounded_twice": it has a limit and a capacity.
+            has others of the settings given, those in `settings`; "excluded": it
+            cannot have this `max_reads` beside groups_per_version.
     """
 
-    outcome: Literal["ok", "unknown", "differs", Misfit]
+    outcome: Literal["ok", "unknown", "differs", "excluded"]
 
 
 class Open(Call[OpenReply], frozen=True):
@@ -101,7 +96,7 @@ class ConfigureReply(SettingsReply, frozen=True, kw_only=True):
             or does not exist; "holds": the order is to change, and groups are stored.
     """
 
-    outcome: Literal["ok", "changed", "holds", Misfit]
+    outcome: Literal["ok", "changed", "holds", "excluded"]
 
 
 class Configure(Call[ConfigureReply], frozen=True):
@@ -212,6 +207,7 @@ class Expire(Call[ExpireReply], frozen=True):
     Attributes:
         limit: Most groups that expire.
         mode: "keep": they get the status EXPIRED; "look": nothing is changed.
+        number: Noted with each group that is kept: `Expiry.number`.
     """
 
     script: ClassVar = "task/expire"
@@ -221,6 +217,7 @@ class Expire(Call[ExpireReply], frozen=True):
     version: int
     rules: StalenessRules
     statuses: list[Status]
+    number: int = 0
 
 
 class Discard(Call[int], frozen=True):

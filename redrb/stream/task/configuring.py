@@ -13,12 +13,7 @@ from redrb.errors import ConfigError, TaskMismatch
 from redrb.stream.orders import Fifo
 from redrb.stream.task.calls import Configure, ConfigureReply, Fill, Open, OpenReply
 from redrb.stream.task.lookup import existing_task, unknown_task
-from redrb.stream.task.settings import (
-    BOUNDED_TWICE,
-    UNVERSIONED,
-    excluded_by_admission,
-    stored_names,
-)
+from redrb.stream.task.settings import read_too_often, stored_names
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import (
     StoredSettings,
@@ -114,15 +109,7 @@ def changed_settings(
 def _check(store: TaskStore, reply: OpenReply | ConfigureReply) -> None:
     """Refuse settings that do not fit together; else do the work that a change has left."""
     if reply.outcome == "excluded":
-        raise excluded_by_admission(reply.setting, reply.value)
-    why = {
-        "unversioned": UNVERSIONED,
-        "bounded_twice": f"it would have {reply.setting}={reply.value} and a capacity, of which "
-        f"another process gave one. {BOUNDED_TWICE.capitalize()}: leave yours out, or take the "
-        "other one away with `redrb set`",
-    }.get(reply.outcome)
-    if why is not None:
-        raise ConfigError(f"task {store.task!r}: {why}.")
+        raise read_too_often(reply.value)
     if reply.unfinished:  # groups are indexed or sorted, in pages
         fill(store)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from redrb.stream.orders import Order
+from redrb.stream.orders import Order, Stalest
 from redrb.stream.task.settings import SETTINGS
 from redrb.unpacking import Reading
 
@@ -72,6 +72,12 @@ class TaskDescription:
             epoch=epoch,
             kind=stored["kind"],
         )
+
+    @property
+    def by_version(self) -> bool:
+        """Whether Redis indexes the policy versions of groups."""
+        stalest = self.order is not None and self.order.name == Stalest.name
+        return stalest or self.staleness.max_staleness is not None
 
     @property
     def by_token(self) -> bool:

@@ -99,15 +99,16 @@ class Expiration:
         rules: StalenessRules,
         statuses: Sequence[Status],
         on_expired: OnExpired | Callable[[list[BufferItem]], object] | None,
+        number: int = 0,
     ) -> int:
-        """Expire groups that are too stale; see `ExperienceStream.expire`."""
+        """Expire groups that are too stale; see `ExperienceStream.expire` and `Expiry.number`."""
         rules = rules if rules.any else self._task.description.staleness
         if not rules.any:
             raise ConfigError(
                 "no staleness is given: call expire(max_staleness=...), or open the task with it."
             )
         version = self._current_version(current_version)
-        look = Expire(self._group, CALLBACK_GROUPS, "look", version, rules, list(statuses))
+        look = Expire(self._group, CALLBACK_GROUPS, "look", version, rules, list(statuses), number)
         if callable(on_expired):
             return self._discard_each(look, on_expired)
         if on_expired is not None:

@@ -165,7 +165,6 @@ class StreamStats:
         stored: Groups in the stream that any consumer group needs.
         limit: Most groups that may be stored; 0: no limit.
         max_bytes: Most bytes that may be stored; 0: no limit.
-        capacity: Most groups stored, beyond which puts evict; 0: no capacity.
         version: Newest weight version that the task knows; 0: none.
         reads: Acknowledgements after which the group waited to be taken again.
         samples_put: Samples in all groups ever put.
@@ -190,7 +189,6 @@ class StreamStats:
     stored: int = 0
     limit: int = 0
     max_bytes: int = 0
-    capacity: int = 0
     version: int = 0
     reads: int = 0
     samples_put: int = 0

@@ -15,18 +15,17 @@ def never_full(task: Task, count: int, most: int) -> ConfigError:
     Args:
         task: The task of the take.
         count: Groups that the take asks for.
-        most: Most groups that the task holds by its limit, max_waiting or capacity.
+        most: Most groups that the task holds by its limit or max_waiting.
     """
     stored = None
     with suppress(RedrbError):  # the first error matters more
         stored = task.stored_settings()
     name = _bound(stored, most)
     change = stored.last_change(name) if stored else None
-    value = count if name == "capacity" else "none"
     return ConfigError(
         f"task {task.name!r} holds at most {most} groups: a batch of {count} can never be full."
         f"{_who(change)} Take fewer, or change it: "
-        f"`{set_command(task.name, task.namespace, f'{name}={value}')}`."
+        f"`{set_command(task.name, task.namespace, f'{name}=none')}`."
     )
 
 
@@ -39,8 +38,7 @@ def set_command(task: str, namespace: str, change: str) -> str:
 def _bound(stored: StoredSettings | None, most: int) -> str:
     """Return the setting that bounds how many groups the task holds."""
     values = stored.values if stored else {}
-    names = ("limit", "max_waiting", "capacity")
-    return next((name for name in names if values.get(name) == str(most)), "limit")
+    return "max_waiting" if values.get("max_waiting") == str(most) else "limit"
 
 
 def _who(change: SettingChange | None) -> str:

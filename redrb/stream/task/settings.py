@@ -12,7 +12,6 @@ from redrb.errors import ConfigError
 from redrb.stream.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.tags import declare_tags
 
-Eviction: TypeAlias = Literal["oldest", "stalest"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
 LEASE_MS = 30_000
@@ -36,16 +35,6 @@ STORED_DEFAULTS = {
     "default_max_dead": str(DEFAULT_MAX_DEAD),
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
-
-EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None}
-"""Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
-
-BOUNDED_TWICE = "give a limit (puts wait) or a capacity (puts evict), not both"
-
-UNVERSIONED = (
-    'the task indexes no versions, so eviction="stalest" has nothing to go by: give '
-    'order="stalest" or max_staleness too'
-)
 
 MOST_PER_VERSION = 1e9
 
@@ -126,8 +115,6 @@ SETTINGS: Mapping[str, Setting] = {
         fixed="the reads that stored groups have had are counted by the old number. Use another "
         "task, or clear() this one",
     ),
-    "capacity": whole_number(1),
-    "eviction": _choice(get_args(Eviction)),
     "tags": Setting(
         lambda _, names: json.dumps(declare_tags(names)),
         value=json.loads,
@@ -164,8 +151,6 @@ class SettingArguments(TypedDict, total=False):
     max_token_staleness: int | None
     on_expired: OnExpired | None
     max_reads: int | None
-    capacity: int | None
-    eviction: Eviction | None
     tags: Sequence[str] | None
     groups_per_version: float | None
 
@@ -196,11 +181,7 @@ class TaskSettings:
             rule.
         on_expired: "discard" (default), or "keep": expired groups wait with status EXPIRED.
         max_reads: Acknowledgements after which a group is done, default 1; 0: it is taken again
-            for ever, until it is evicted or expires.
-        capacity: Most groups that are stored; puts never wait, and evict groups beyond it. Default:
-            no capacity.
-        eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
-            "oldest" (by arrival, default) or "stalest".
+            for ever, until it expires or a put with `on_full="drop_oldest"` evicts it.
         tags: Names of the tags that queries may use. Default: none.
         groups_per_version: Fewest groups that trainers train for each weight version, which
             `admit` needs beside `max_staleness`. In a mixture, the task's share of them, such as
@@ -218,8 +199,6 @@ class TaskSettings:
     max_token_staleness: int | None = None
     on_expired: OnExpired | None = None
     max_reads: int | None = None
-    capacity: int | None = None
-    eviction: Eviction | None = None
     tags: Sequence[str] | None = None
     groups_per_version: float | None = None
 
@@ -234,29 +213,11 @@ class TaskSettings:
             for name, setting in SETTINGS.items()
             if (value := getattr(self, name)) is not None
         }
-        if self.capacity is not None and self.limit:
-            raise ConfigError(f"{BOUNDED_TWICE}.")
-        if self.groups_per_version is not None:
-            for name, only in EXCLUDED_BY_ADMISSION.items():
-                if (value := getattr(self, name)) not in (None, only):
-                    raise excluded_by_admission(name, value)
+        if self.groups_per_version is not None and self.max_reads not in (None, 1):
+            raise read_too_often(self.max_reads)
         if self.order is not None:
             stored["sampled"] = str(int(checked_order(self.order).sampled))
         return stored
-
-    def check_whole(self, order: str) -> None:
-        """Check the settings of a whole task: no other process gives it further ones.
-
-        Args:
-            order: Name of its order, which may be that of an `Order` object.
-
-        Raises:
-            ConfigError: Settings contradict each other. `redrb/lua/include/misfits.lua` refuses the
-                same ones when several processes give them.
-        """
-        self.as_stored()
-        if self.eviction == "stalest" and order != "stalest" and self.max_staleness is None:
-            raise ConfigError(f"{UNVERSIONED}.")
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""
@@ -283,16 +244,13 @@ def may_give_rights(settings: Mapping[str, Any]) -> bool:
     """Return whether a task with these settings may give rights, and nobody says how many."""
     if settings.get("max_staleness") is None or settings.get("groups_per_version") is not None:
         return False
-    return all(
-        settings.get(name) in (None, value, str(value))
-        for name, value in EXCLUDED_BY_ADMISSION.items()
-    )
+    return settings.get("max_reads") in (None, 1, "1")
 
 
-def excluded_by_admission(name: str, value: object) -> ConfigError:
-    """Return the error for a setting that a task with `groups_per_version` cannot have."""
+def read_too_often(max_reads: object) -> ConfigError:
+    """Return the error for `max_reads` of a task with `groups_per_version`."""
     return ConfigError(
-        f"groups_per_version and {name}={value} exclude each other: admission counts the groups of "
-        "one task that are begun and not yet trained, and each is trained once. Leave one of them "
-        "out, or use another task."
+        f"groups_per_version and max_reads={max_reads} exclude each other: admission counts the "
+        "groups of one task that are begun and not yet trained, and each is trained once. Leave "
+        "one of them out, or use another task."
     )

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
 from redrb.errors import ConfigError
-from redrb.stream.orders import Fifo
 from redrb.stream.task.settings import (
     DEFAULT_MAX_READS,
     SETTINGS,
@@ -139,8 +138,7 @@ def check_whole(fields: Mapping[str, str]) -> None:
         ConfigError: They contradict each other, as those of a new task may not.
     """
     reads = fields.get("max_reads") or fields.get("default_max_reads") or DEFAULT_MAX_READS
-    whole = replace(settings_in(fields), max_reads=int(reads))
-    whole.check_whole(fields.get("order") or Fifo.name)
+    replace(settings_in(fields), max_reads=int(reads)).as_stored()
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

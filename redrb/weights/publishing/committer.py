@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,10 +13,10 @@ import msgspec
 from redrb.checks import MOST
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
-from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
+from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError, StoreFull
 from redrb.keys import WeightKeys
 from redrb.processes import process_name
-from redrb.weights.publishing.upload import Upload
+from redrb.weights.publishing.upload import TokenUsedError, Upload
 from redrb.weights.tensors.state import StateBytes
 from redrb.weights.wire import stored_keys
 from redrb.weights.wire.calls import (
@@ -95,9 +96,31 @@ class Committer:
         """Return whether a reader has asked for another version."""
         return bool(self._client.execute("EXISTS", self._keys.asked))
 
-    def skip_tokens(self) -> None:
-        """Begin the next version with a token that is larger by `_SKIPPED`."""
-        self._token += _SKIPPED
+    @contextlib.contextmanager
+    def discarding(self, attempt: Upload) -> Iterator[None]:
+        """Discard an attempt at the end of the block, unless it is committed there.
+
+        The block ends without an error where another attempt has had its token: the next one gets a
+        token that is larger by `_SKIPPED`.
+
+        Raises:
+            StoreFull: As the block raises it, with the room that a version takes.
+        """
+        try:
+            yield
+        except TokenUsedError:
+            self._token += _SKIPPED
+        except StoreFull as error:
+            raise StoreFull(
+                f"Redis at {self._everywhere.where} is at its memory limit. A full version of "
+                f"weights {self._name!r} takes {attempt.nbytes} bytes; Redis needs room for three "
+                "of them, and for the deltas between (docs/how-to/size-a-redis.md): raise "
+                "maxmemory, or lower keep= or max_bytes=.",
+                reason="memory",
+            ) from error
+        finally:
+            if not attempt.is_committed:
+                self.discard(attempt)
 
     def commit(self, attempt: Upload, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None if chunks that it needs are gone."""
@@ -143,6 +166,7 @@ class Committer:
             )
         if committed.outcome != "ok":
             return None
+        attempt.is_committed = True
         self._last = manifest.version
         self._trim(committed)
         self._advance_followers(manifest.version)

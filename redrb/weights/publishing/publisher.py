@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
-from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
+from redrb.errors import ConfigError, EncodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.registry import Registry
 from redrb.scopes import Closing
@@ -19,7 +19,6 @@ from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.changes import Watch
 from redrb.weights.publishing.committer import Committer
-from redrb.weights.publishing.upload import TokenUsedError, Upload
 from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES, published_dtype
 from redrb.weights.tensors.names import StateLike, describe_type, named_values
 from redrb.weights.tensors.state import StateBytes, is_dtensor, plain
@@ -223,7 +222,7 @@ class WeightPublisher(Closing):
             if not self._committer.is_asked():
                 return None
             self._may_republish = False
-            return self._commit(state, None, None, None)
+            return self._send(state)
 
     def close(self) -> None:
         """Wait for a call that another thread has begun, and refuse further ones."""
@@ -246,28 +245,42 @@ class WeightPublisher(Closing):
             live = {entry.name: plain(tensors[entry.name]) for entry in layout.owners()}
             source = StateBytes(layout, live)
             watch.begin(source)
-            published = self._commit(source, version, adapter, watch)
+            published = self._send(source, version, adapter, watch)
             self._may_republish = adapter is None and version is None
             return published
 
-    def _commit(
+    def _send(
         self,
         source: StateBytes,
-        version: int | None,
-        adapter: dict[str, LoraConfig] | None,
-        watch: Watch | None,
+        version: int | None = None,
+        adapter: dict[str, LoraConfig] | None = None,
+        watch: Watch | None = None,
     ) -> WeightVersion:
         """Publish a state or an adapter; `watch` is None for a state that nobody can change."""
         baseline = self._baseline
         for _ in range(_ATTEMPTS):
             attempt = self._committer.begin(version, source)
-            base = baseline.state if attempt.is_asked and adapter is not None else None
-            if base is not None and version is None:  # an adapter belongs to weights that are whole
-                self._commit(base, None, None, None)
-                attempt = self._committer.begin(None, source)
+            state = baseline.state if adapter is not None and version is None else None
+            if attempt.is_asked and state is not None:
+                self._send(state)  # an adapter belongs to weights that are whole
+                continue
             if attempt.is_asked:
                 baseline.forget()
-            published = self._attempt(attempt, source, adapter, watch)
+            difference, published = None, None
+            with self._committer.discarding(attempt):
+                if adapter is not None:
+                    uploaded = attempt.upload(None, whole=True, adapter=adapter)
+                else:
+                    difference = baseline.difference(source, attempt.newest_state)
+                    whole = baseline.stores_in_full(difference)
+                    uploaded = attempt.upload(difference, whole=whole, anchor=baseline.anchor)
+                    if difference is None:
+                        baseline.copy(source, uploaded.manifest)
+                if watch is not None:
+                    watch.check()
+                published = self._committer.commit(attempt, uploaded.manifest)
+                if published is not None and adapter is None:
+                    baseline.advance(uploaded, difference)
             if published is not None:
                 if attempt.is_first or published.kind == "full":  # Redis may have lost its data
                     self._registry.add("weights", self._name)
@@ -277,43 +290,3 @@ class WeightPublisher(Closing):
             f"weights {self._name!r}: chunks were gone at the commit: Redis evicts or lost them. "
             "Set maxmemory-policy to noeviction, and publish again."
         )
-
-    def _attempt(
-        self,
-        attempt: Upload,
-        source: StateBytes,
-        adapter: dict[str, LoraConfig] | None,
-        watch: Watch | None,
-    ) -> WeightVersion | None:
-        """Upload what readers lack, and commit it; None if chunks that it needs are gone."""
-        baseline, difference, published = self._baseline, None, None
-        try:
-            if adapter is not None:
-                uploaded = attempt.upload(None, whole=True, adapter=adapter)
-            else:
-                difference = baseline.difference(source, attempt.newest_state)
-                whole = baseline.stores_in_full(difference)
-                uploaded = attempt.upload(difference, whole=whole, anchor=baseline.anchor)
-                if difference is None:
-                    baseline.copy(source, uploaded.manifest)
-            if watch is not None:
-                watch.check()
-            published = self._committer.commit(attempt, uploaded.manifest)
-            if published is not None and adapter is None:
-                baseline.advance(uploaded, difference)
-        except TokenUsedError:
-            self._committer.skip_tokens()
-        except BaseException as error:
-            self._committer.discard(attempt)
-            if isinstance(error, StoreFull):
-                raise StoreFull(
-                    f"Redis at {self._client.where} is at its memory limit. A full version of "
-                    f"weights {self._name!r} takes {source.layout.nbytes} bytes; Redis needs room "
-                    "for three of them, and for the deltas between "
-                    "(docs/how-to/size-a-redis.md): raise maxmemory, or lower keep= or max_bytes=.",
-                    reason="memory",
-                ) from error
-            raise
-        if published is None:
-            self._committer.discard(attempt)
-        return published

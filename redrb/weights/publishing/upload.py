@@ -39,6 +39,8 @@ class Upload:
         newest_state: The newest version that is not an adapter, 0 for none.
         is_first: Whether nothing is published yet, or any more.
         is_asked: Whether a reader has asked for a full version.
+        is_committed: Whether it was committed.
+        nbytes: Size of the state.
     """
 
     def __init__(
@@ -50,13 +52,15 @@ class Upload:
         self.newest_state = begun.newest_state
         self.is_first = not begun.newest
         self.is_asked = begun.asked
+        self.is_committed = False
+        self.nbytes = source.layout.nbytes
         self._spread = stored_keys.spread_of(client)
         self._client = client
         self._keys = keys
         self._source = source
         self._chunks = range(0)
         self._pieces = 0
-        self._expire_s = _UPLOADED_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
+        self._expire_s = _UPLOADED_S + self.nbytes // _SLOWEST_BYTES_PER_S
 
     def upload(
         self,

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 How: TypeAlias = Literal["full", "delta", "lora", "same", "gone"]
 
-_TYPES: Final = {
+KEYS: Final = {
     "versions": b"stream",
     "manifests": b"hash",
     "fence": b"hash",
@@ -33,6 +33,7 @@ _TYPES: Final = {
     "followers": b"set",
     "asked": b"stream",
 }
+"""The type of each key of some weights, apart from their chunks and deltas."""
 
 
 def run(node: Client, keys: WeightKeys, call: Call[R], *beside: bytes) -> R:
@@ -52,7 +53,7 @@ def foreign_keys_named(client: Client, keys: WeightKeys) -> Iterator[None]:
         if "WRONGTYPE" not in str(error):
             raise
         names: dict[str, str] = {}
-        for name, kind in _TYPES.items():
+        for name, kind in KEYS.items():
             key = f"{keys.prefix}{name}"
             held: bytes = client.execute("TYPE", key)
             if held not in (kind, b"none"):

@@ -1,0 +1,198 @@
+"""A sharded stream on a cluster of which nodes are away: the others go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import redrb
+from redrb import BatchTimeout, ShardedStream, StoreUnavailable
+from redrb.keys import TaskKeys
+from tests.audit import audit
+from tests.clusters import Primary, RedisCluster
+from tests.conftest import REAL
+from tests.samples import numbered, numbers
+
+SHARDS = 6
+RETRY_S = 3.0
+
+
+@pytest.fixture(scope="module", params=list(REAL))
+def cluster(request):
+    cluster = RedisCluster(REAL[request.param], "--cluster-require-full-coverage", "no")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster):
+    with redrb.connect(cluster.url, retry_s=RETRY_S) as client:
+        yield client
+
+
+@pytest.fixture(params=["turn", "another"])
+def victim(request, cluster, namespace):
+    """The node that has the turns of takes, or another one."""
+    home = cluster.serving(TaskKeys.of(namespace, "math@turn").stream)
+    others = (each for each in cluster.primaries if each is not home)
+    yield home if request.param == "turn" else next(others)
+    cluster.wait_until_whole()
+
+
+@pytest.fixture
+def stream(client, namespace):
+    with ShardedStream(client, "math", shards=SHARDS, namespace=namespace) as stream:
+        yield stream
+        for shard in stream.shards.values():
+            audit(shard)
+
+
+def on(cluster: RedisCluster, victim: Primary, namespace: str) -> list[str]:
+    """Return the shards on a node."""
+    names = [f"math@{number}" for number in range(SHARDS)]
+    keys = {name: TaskKeys.of(namespace, name).stream for name in names}
+    return [name for name, key in keys.items() if cluster.serving(key) is victim]
+
+
+def fill(stream: ShardedStream) -> None:
+    for number in range(24):
+        stream.put(numbered(number))
+
+
+def test_shards_are_spread_over_the_nodes(cluster, stream, namespace):
+    assert [len(on(cluster, each, namespace)) for each in cluster.primaries] == [2, 2, 2]
+    fill(stream)
+    assert [shard.count() for shard in stream.shards.values()] == [4] * SHARDS
+
+
+def test_groups_on_other_nodes_are_acknowledged_while_one_is_away(
+    cluster, victim, stream, namespace
+):
+    fill(stream)
+    lease = stream.take(24, timeout=5)
+    away = on(cluster, victim, namespace)
+    victim.kill()
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable) as caught:
+            lease.ack()
+        assert time.monotonic() - began < RETRY_S + 5, "one time for all parts"
+        assert all(f"task '{name}'" in str(caught.value) for name in away)
+        assert set(lease.ids) == set(away)
+        stats = stream.stats()
+        assert stats.ledger.acked == 24 - len(lease) == 24 - 4 * len(away)
+        assert stream.away == away
+    finally:
+        victim.start()
+    lease.ack()
+    cluster.wait_until_whole()
+    deadline = time.monotonic() + 20
+    while stream.away and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert stream.stats().ledger == redrb.Ledger(put=24, acked=24)
+
+
+def test_takes_puts_and_new_clients_go_on_with_the_nodes_that_answer(
+    cluster, victim, stream, namespace
+):
+    fill(stream)
+    away = on(cluster, victim, namespace)
+    there = 24 - 4 * len(away)
+    victim.kill()
+    try:
+        with redrb.connect(cluster.url, retry_s=20) as client:
+            began = time.monotonic()
+            other = ShardedStream(client, "math", shards=SHARDS, namespace=namespace)
+            assert set(other.shards) == {f"math@{n}" for n in range(SHARDS)} - set(away)
+            assert other.stats().ledger.waiting == len(other) == there
+            exact = other.take(there - 2, timeout=10)
+            assert time.monotonic() - began < 18, "nothing waited for the node"
+            some = stream.take(20, at_least=1, timeout=0.2)
+            assert len(some) == 2
+            with pytest.raises((BatchTimeout, StoreUnavailable)) as caught:
+                stream.take(1, timeout=0.2)
+            if isinstance(caught.value, BatchTimeout):
+                assert ", ".join(away) in str(caught.value.__notes__)
+            for number in range(24, 36):
+                other.put(numbered(number), timeout=5)
+            stream.take(12, timeout=5).ack()
+            victim.start()
+            cluster.wait_until_whole()
+            rest = other.take(4 * len(away), timeout=20)
+            assert set(rest.ids) == set(away)
+            for lease in (exact, some, rest):
+                lease.ack()
+            assert set(other.shards) == set(stream.shards)
+            assert len(other) == 0
+            other.close()
+    finally:
+        if victim.process is not None and victim.process.poll() is not None:
+            victim.start()
+
+
+@pytest.mark.parametrize("program", list(REAL.values()), ids=list(REAL))
+def test_four_of_six_masters_are_killed_and_nothing_is_lost(program, namespace):
+    """Makers and trainers go on when they are back; every group is acknowledged once or twice."""
+    cluster = RedisCluster(program, "--cluster-require-full-coverage", "no", size=6)
+    ended = threading.Event()
+    stored: set[int] = set()
+    acked: list[int] = []
+
+    def opened(client):
+        return ShardedStream(client, "math", shards=SHARDS, namespace=namespace, limit=32)
+
+    def make(first: int) -> None:
+        with redrb.connect(cluster.url, retry_s=60) as client, opened(client) as stream:
+            for number in range(first, first + 100_000):
+                if ended.is_set():
+                    return
+                stream.put(numbered(number))
+                stored.add(number)
+
+    def train() -> None:
+        with redrb.connect(cluster.url, retry_s=60) as client, opened(client) as stream:
+            while not ended.is_set() or len(stream):
+                try:
+                    lease = stream.take(16, at_least=1, timeout=0.5)
+                except BatchTimeout:
+                    continue
+                own = numbers(lease)
+                lease.ack()
+                acked.extend(own)
+
+    def until_trained(more: int) -> None:
+        wanted, deadline = len(acked) + more, time.monotonic() + 60
+        while len(acked) < wanted:
+            assert time.monotonic() < deadline
+            for worker in workers:
+                assert not worker.done(), worker.result()
+            time.sleep(0.05)
+
+    threads = ThreadPoolExecutor(4)
+    workers = [threads.submit(make, first) for first in (0, 10**6)]
+    workers += [threads.submit(train) for _ in range(2)]
+    try:
+        until_trained(200)
+        for primary in cluster.primaries[1:5]:
+            primary.kill()
+        time.sleep(3)
+        for primary in cluster.primaries[1:5]:
+            primary.start()
+        cluster.wait_until_whole()
+        until_trained(200)
+        ended.set()
+        for worker in workers:
+            worker.result(120)
+        assert stored <= set(acked), "groups that were put were never trained"
+        with redrb.connect(cluster.url) as client, opened(client) as stream:
+            assert stream.stats().ledger.balanced
+            assert stream.stats().ledger.waiting == 0
+            for shard in stream.shards.values():
+                audit(shard)
+    finally:
+        ended.set()
+        threads.shutdown()
+        cluster.close()
