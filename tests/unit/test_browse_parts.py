@@ -131,7 +131,7 @@ def test_numbers_of_records_that_json_lacks_are_left_out(strange: float) -> None
     names = ("version", "newest", "samples", "size", "priority")
     facts = {"status": "completed", **dict.fromkeys(names, strange), "tags": {"a": strange}}
     group = Browsed(1, "waiting", reads=0, failed=0, status="completed")
-    view = group.view(1, msgpack.packb(facts))
+    view = group.view(msgpack.packb(facts))
     assert (view.size, view.oldest_version) == (0, None)
     assert (view.samples_total, view.newest_version, view.priority, view.tags) == (
         0,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgpack
 import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.errors import ConfigError, RedrbError
-from redrb.experience import BufferItem, Status
+from redrb.experience import Status
 from redrb.stream.orders import Fifo, GroupFacts, checked_score
 from redrb.stream.put.options import NO_SOURCES, PutOptions, Sources
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.tags import TagValue, tag_values
+
+if TYPE_CHECKING:
+    from redrb.experience import BufferItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from redrb.checks import checked_int_or_none, checked_number
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.experience.records import Scalar
+from redrb.experience.fields import Scalar
 from redrb.stream.arguments import AnyStatus, checked_status
 from redrb.stream.put.rights import RightsSource
 from redrb.stream.task.origin import SourceGroup
