@@ -411,7 +411,7 @@ def test_a_maker_that_may_not_search_for_its_weights_says_so(
         ["rm", TASK, "--yes", "--force"],
         ["dead", "requeue", TASK, "--all"],
         ["dead", "drop", TASK, "--all", "--yes"],
-        ["resume", TASK, "saved"],
+        ["resume", "other", "saved"],
         ["doctor", "--over", "0.01", "--repair"],
         ["weights", "rm", "policy"],
         ["weights", "put", "policy", "state.safetensors"],
