@@ -436,7 +436,7 @@ def test_an_observer_who_changes_something_learns_that_it_may_only_read(
         stream.save("saved")
         store = stream._task.store.client
         store.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
-        monkeypatch.setenv("REDRB_URL", log_in("observer").url)
+        monkeypatch.setenv("REDRB_URL", log_in("observer", tasks=(TASK, "other")).url)
         before = content(owner, namespace)
         # doctor has looked at everything, and says among its findings what it could not repair
         assert main([*words, "--namespace", namespace]) == int(words[0] != "doctor")
