@@ -513,7 +513,7 @@ def _ranks_take(stream: redrb.ExperienceStream, step: int) -> redrb.Lease:
 
 
 def test_saving(compare, tmp_path):
-    """The task is restored in the place of one for which many takes and puts wait."""
+    """The groups are put into a task for which many takes and puts wait."""
 
     def build(scene):
         stream, path = scene.stream, tmp_path / f"{scene.size}.redrb"
@@ -523,6 +523,7 @@ def test_saving(compare, tmp_path):
         with scene.open() as trainer:
             trainer.take(scene.size // 4, timeout=0).ack()
             trainer.take(scene.size // 4, timeout=0).reject("bad")
+        stream.advance(1)
         scene.note_each(lambda: stream.save(path))
         stream.clear()
         other = scene.open(limit=10 * scene.size)

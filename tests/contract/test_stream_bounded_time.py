@@ -16,7 +16,7 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import assemble, load, run_once
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
-from redrb.stream.saving.calls import ReadRecords, ReadTask
+from redrb.stream.saving.calls import ReadRecords
 from redrb.stream.take.calls import Beat, Leave
 from redrb.stream.task.calls import (
     Clear,
@@ -118,7 +118,6 @@ def test_no_script_takes_long(scene):
         for mode in ("discard", "keep"):
             rules = StalenessRules(98, None)
             scene.run(Expire("default", EXPIRE_GROUPS, mode, 100, rules, [Status.COMPLETED]))
-        scene.run(ReadTask())
         scene.run(ReadRecords(["default"], list(map(str, range(500_000, 500_032)))))
         for count in (1, 32):
             scene.run(Evict(f"e{count}.{turn}", 1, 0, count, 3000, 0, MOST_EVICTED))

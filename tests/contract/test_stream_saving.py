@@ -586,7 +586,7 @@ def to_resume(client: Client, namespace: str, directory: Path) -> ExperienceStre
     use(stream, other)
     stream.move([9, 12], Status.FAILED)
     prefix, run = stream._task.store.keys.prefix, client.at(stream._task.store.keys.stream).execute
-    run("HSET", f"{prefix}refreshed", "completed", "7 8", "expired 1 -", "8 12")
+    run("HSET", f"{prefix}refreshed", "completed", "7 8", "expired 1 - 2", "8 12")
     run("HSET", f"{prefix}sources", "a:b", "f00 4 4 ")
     run("HSET", f"{prefix}sources:a:b", "5", f"3 {'0' * 16}")
     stream.advance(3)

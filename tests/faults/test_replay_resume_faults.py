@@ -98,12 +98,13 @@ def test_a_resume_beside_a_maker_loses_no_group(
     for attempt in range(ROUNDS):
         own = f"{namespace}-{attempt}"
         put: Found = {task: set() for task in TASKS}
-        ended = threading.Event()
+        begun, ended = threading.Event(), threading.Event()
         late_s = 0.01 * attempt
 
         def make(
             own: str = own,
             put: Found = put,
+            begun: threading.Event = begun,
             ended: threading.Event = ended,
             late_s: float = late_s,
         ) -> None:
@@ -115,12 +116,15 @@ def test_a_resume_beside_a_maker_loses_no_group(
                         task = TASKS[number % 3]
                         await buffer.put([{"id": number}], task)
                         put[task].add(number)
+                        begun.set()
                         number += 1
 
             asyncio.run(main())
 
         maker = threading.Thread(target=make)
         maker.start()
+        if attempt == 0:  # it is refused where the maker was first
+            assert begun.wait(30)
         error = resume(client, own, tmp_path)
         time.sleep(0.02)
         ended.set()

@@ -188,10 +188,10 @@ def test_saves_and_clears(user, tmp_path):
         stream.put_many([[numbered(1)], [numbered(2)]])
         stream.save(file)
         user.check("task/clear", stream.clear)
-        for script in ("saving/restore_begin", "saving/restore"):
-            user.check(script, lambda: stream.resume(file))
-            stream.clear()
-        user.check("saving/restore_end", lambda: stream.resume(file))
+        user.check("task/open", lambda: stream.resume(file))
+        user.check("task/clear", stream.clear)
+        stream.join_group()
+        user.check("put/put", lambda: stream.resume(file))
         assert stream.stats().ledger.waiting == 2
         assert stream.stats().ledger.balanced
 

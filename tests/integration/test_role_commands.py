@@ -188,6 +188,7 @@ def test_a_replay_buffer(log_in, namespace, refused, tmp_path):
             await buffer.resume(tmp_path / "saved")
             assert await buffer.size() == 4
         async with redrb.ReplayBuffer(client, **options, run="exp7") as buffer:
+            assert len(buffer) == 0  # the run takes the groups over, and goes on with them
             assert len(buffer) == 4
             await buffer.save(tmp_path / "saved")
             await buffer.resume(tmp_path / "saved")

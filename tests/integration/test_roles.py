@@ -411,7 +411,7 @@ def test_a_maker_that_may_not_search_for_its_weights_says_so(
         ["rm", TASK, "--yes", "--force"],
         ["dead", "requeue", TASK, "--all"],
         ["dead", "drop", TASK, "--all", "--yes"],
-        ["resume", TASK, "saved"],
+        ["resume", "other", "saved"],
         ["doctor", "--over", "0.01", "--repair"],
         ["weights", "rm", "policy"],
         ["weights", "put", "policy", "state.safetensors"],
@@ -436,7 +436,7 @@ def test_an_observer_who_changes_something_learns_that_it_may_only_read(
         stream.save("saved")
         store = stream._task.store.client
         store.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
-        monkeypatch.setenv("REDRB_URL", log_in("observer").url)
+        monkeypatch.setenv("REDRB_URL", log_in("observer", tasks=(TASK, "other")).url)
         before = content(owner, namespace)
         # doctor has looked at everything, and says among its findings what it could not repair
         assert main([*words, "--namespace", namespace]) == int(words[0] != "doctor")

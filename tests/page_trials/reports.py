@@ -6,6 +6,7 @@ import torch
 
 import redrb
 from redrb.keys import WeightKeys
+from redrb.stream.saving.records import SAVED
 from redrb.stream.task.calls import Announce
 from redrb.watch.groups import Browser, Choice, Follower
 from redrb.watch.state.calls import Observe
@@ -123,20 +124,25 @@ def read_by_id(bench: Bench, count: int) -> None:
     assert [group and group.id for group in stream.read(ids)] == ids
 
 
-def saved_and_restored(bench: Bench, count: int) -> None:
-    """A task is saved with all its groups, letters and records, and restored whole."""
+def saved_and_resumed(bench: Bench, count: int) -> None:
+    """A task is saved with all its groups, letters and sources, and resumed whole."""
     stream = bench.filled(2 * count)
     stream.take(count, timeout=0).reject("bad")
     for number in range(count):
-        bench.client.execute("HSET", bench.key("puts"), f"p{number}{LONG}", "1 1 1 0")
+        origin = f"o{number}:{LONG}"
+        bench.client.execute("HSET", bench.key("sources"), origin, "f00 0 0 ")
+        bench.client.execute("HSET", bench.key("sources", origin), 7, f"1 {'0' * 16}")
     path = bench.folder / f"{count}.redrb"
     stream.save(path)
-    with bench.task("restored") as other:
+    with bench.task("resumed") as other:
         other.resume(path)
         assert sorted(letter.id for letter in other.dead_letters()) == list(range(1, count + 1))
-        puts = f"{other._task.store.keys.prefix}puts"
-        kept = bench.client.execute("HKEYS", puts)
-        assert sum(name.endswith(LONG.encode()) for name in kept) == count
+        prefix = f"{other._task.store.keys.prefix}sources"
+        origins = {name.decode() for name in bench.client.execute("HKEYS", prefix)} - {SAVED}
+        assert origins == {f"o{number}:{LONG}" for number in range(count)}
+        for origin in origins:
+            known = bench.client.execute("HGETALL", f"{prefix}:{origin}")
+            assert known == [b"7", b"0 " + b"0" * 16]
         train(other, list(range(count, 2 * count)))
 
 

@@ -11,8 +11,7 @@ from redrb.lua.scripts import load, scripts_in
 
 FOLDERS = tuple("admission put assembly take ranks task saving weights table".split())
 READING = (
-    *("saving/records", "saving/restore_look", "saving/snapshot", "task/count"),
-    *("task/floor", "task/observe", "task/stats", "task/versions"),
+    *("saving/records", "task/count", "task/floor", "task/observe", "task/stats", "task/versions"),
     *("table/look", "table/produced", "table/stats", "table/tags"),
 )
 SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "table/watch")

@@ -155,7 +155,7 @@ return seen[1], seen[2], seen[3], prefix, stream, task, puts
         *("p:", "p:stream", "p:task", "p:puts"),
     )
     switching = {name for name in _LUA if re.search(r"\bwork_(at|on)\(", code_of(name))}
-    assert switching <= {"include/elsewhere", "include/restore_area", "saving/restore_end"}
+    assert switching <= {"include/elsewhere"}
 
 
 READING = (
@@ -164,9 +164,7 @@ READING = (
     "task/floor",
     "task/observe",
     "task/count",
-    "saving/restore_look",
     "saving/records",
-    "saving/snapshot",
     "table/look",
     "table/produced",
     "table/stats",
