@@ -142,6 +142,8 @@ def test_a_take_waits_for_the_node_of_turns_and_takes_what_comes_meanwhile(clust
     ):
         home = cluster.serving(TaskKeys.of(namespace, "math@turn").stream)
         near = [each for each in stream.shards if each not in on(cluster, home, namespace)]
+        with pytest.raises(BatchTimeout):
+            stream.take(8, timeout=0.2)
         home.kill()
         try:
             taken = pool.submit(stream.take, 8, timeout=30)
