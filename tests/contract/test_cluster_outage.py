@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -133,10 +134,43 @@ def test_takes_puts_and_new_clients_go_on_with_the_nodes_that_answer(
             victim.start()
 
 
+def test_a_take_waits_for_the_node_of_turns_and_takes_what_comes_meanwhile(cluster, namespace):
+    with (
+        redrb.connect(cluster.url, retry_s=60) as client,
+        ShardedStream(client, "math", shards=SHARDS, namespace=namespace) as stream,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        home = cluster.serving(TaskKeys.of(namespace, "math@turn").stream)
+        near = [each for each in stream.shards if each not in on(cluster, home, namespace)]
+        with pytest.raises(BatchTimeout):
+            stream.take(8, timeout=0.2)
+        home.kill()
+        try:
+            taken = pool.submit(stream.take, 8, timeout=30)
+            time.sleep(4)  # longer than the outage that each request survives
+            assert not taken.done()
+            for number in range(8):
+                stream.shards[near[number % 4]].put(numbered(number))
+            lease = taken.result(10)
+            assert sorted(numbers(lease)) == list(range(8))
+            lease.ack()
+            taken = pool.submit(stream.take, 8, timeout=30)
+            time.sleep(4)
+            assert not taken.done()
+        finally:
+            home.start()
+        cluster.wait_until_whole()
+        for number in range(8):
+            stream.put(numbered(number))
+        taken.result(20).ack()
+
+
 @pytest.mark.parametrize("program", list(REAL.values()), ids=list(REAL))
 def test_four_of_six_masters_are_killed_and_nothing_is_lost(program, namespace):
     """Makers and trainers go on when they are back; every group is acknowledged once or twice."""
-    cluster = RedisCluster(program, "--cluster-require-full-coverage", "no", size=6)
+    cluster = RedisCluster(
+        program, "--cluster-require-full-coverage", "no", "--appendfsync", "always", size=6
+    )
     ended = threading.Event()
     stored: set[int] = set()
     acked: list[int] = []
@@ -147,21 +181,21 @@ def test_four_of_six_masters_are_killed_and_nothing_is_lost(program, namespace):
     def make(first: int) -> None:
         with redrb.connect(cluster.url, retry_s=60) as client, opened(client) as stream:
             for number in range(first, first + 100_000):
-                if ended.is_set():
+                if all(each.done() for each in trainers):
                     return
                 stream.put(numbered(number))
                 stored.add(number)
 
+    def step(stream: ShardedStream, timeout: float, at_least: int) -> None:
+        lease = stream.take(16, at_least=at_least, timeout=timeout)
+        own = numbers(lease)
+        lease.ack()
+        acked.extend(own)
+
     def train() -> None:
         with redrb.connect(cluster.url, retry_s=60) as client, opened(client) as stream:
-            while not ended.is_set() or len(stream):
-                try:
-                    lease = stream.take(16, at_least=1, timeout=0.5)
-                except BatchTimeout:
-                    continue
-                own = numbers(lease)
-                lease.ack()
-                acked.extend(own)
+            while not ended.is_set():
+                step(stream, 60, 16)
 
     def until_trained(more: int) -> None:
         wanted, deadline = len(acked) + more, time.monotonic() + 60
@@ -171,9 +205,22 @@ def test_four_of_six_masters_are_killed_and_nothing_is_lost(program, namespace):
                 assert not worker.done(), worker.result()
             time.sleep(0.05)
 
+    def train_the_rest() -> None:
+        """Train until the makers have ended, and no shard has a group that waits or is leased."""
+        deadline = time.monotonic() + 120
+        with redrb.connect(cluster.url, retry_s=60) as client, opened(client) as stream:
+            while True:
+                made = all(each.done() for each in workers)
+                ledger = stream.stats().ledger
+                if made and not stream.away and not ledger.waiting + ledger.leased:
+                    return
+                assert time.monotonic() < deadline, ledger
+                with suppress(BatchTimeout):
+                    step(stream, 0.5, 1)
+
     threads = ThreadPoolExecutor(4)
-    workers = [threads.submit(make, first) for first in (0, 10**6)]
-    workers += [threads.submit(train) for _ in range(2)]
+    trainers = [threads.submit(train) for _ in range(2)]
+    workers = [*trainers, *(threads.submit(make, first) for first in (0, 10**6))]
     try:
         until_trained(200)
         for primary in cluster.primaries[1:5]:
@@ -184,6 +231,7 @@ def test_four_of_six_masters_are_killed_and_nothing_is_lost(program, namespace):
         cluster.wait_until_whole()
         until_trained(200)
         ended.set()
+        train_the_rest()
         for worker in workers:
             worker.result(120)
         assert stored <= set(acked), "groups that were put were never trained"

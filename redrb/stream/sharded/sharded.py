@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -339,7 +340,7 @@ class ShardedStream(Closing):
             LeaseLost: Another consumer holds groups of `ack` by now; nothing was taken.
             ConfigError: The shards can never hold so many groups, or an argument is not usable.
             StoreUnavailable: No shard could be reached; or too few groups wait, and the node that
-                keeps the turns is away.
+                keeps the turns stayed away, for the time of the take or the client.
         """
         batch = _Batch(self._any().request(count, at_least, status, where))
         with Deadline(checked_timeout(timeout)), ExitStack() as scope:
@@ -414,31 +415,45 @@ class ShardedStream(Closing):
 
     def _wait(self, batch: _Batch) -> None:
         """Collect groups as they come, in this take's turn, while there is time."""
-        outage: StoreUnavailable | None = None
+        outage: StoreUnavailable | None = None  # of the node that keeps the turns
+        gives_up = 0.0
         try:
-            with self._its_turn(batch):
-                while batch.missing and not here().over:
-                    # while no shard has its part of the missing groups, all have too few together
-                    if self._sweep(batch, -(-batch.missing // len(self._shards)), QUEUE_TTL_MS):
-                        continue
-                    here().log(
-                        f"task {self.task!r}: {batch.request.count - batch.missing} of "
-                        f"{counted(batch.request.count, 'group', 'are')} waiting in "
-                        f"{len(self._shards)} shards"
-                    )
-                    if batch.queued:
-                        shards = map(self._shards.__getitem__, batch.queued)
-                        wait_for_any(shard.wake(batch.waiter) for shard in shards)
-        except BatchTimeout:
-            pass  # the turn did not come in time
-        except StoreUnavailable as error:  # the node that keeps the turns: take what is there
-            outage = error
+            while batch.missing and not here().over:
+                try:
+                    with self._its_turn(batch):
+                        outage = None
+                        self._collect(batch)
+                except BatchTimeout:
+                    outage = None  # the turn did not come in time
+                except StoreUnavailable as error:  # take what is there, and ask again
+                    gives_up = gives_up if outage else time.monotonic() + self._client.retry_s
+                    outage = error
+                    if time.monotonic() >= gives_up:
+                        break
+                    self._sweep(batch)
+                    if batch.missing:
+                        batch.release()  # another take may need these groups
         finally:
             self._leave(batch)
         if batch.missing:
             self._sweep(batch)
         if outage is not None and batch.lacks:
             raise outage
+
+    def _collect(self, batch: _Batch) -> None:
+        """Collect groups as they come, while there is time."""
+        while batch.missing and not here().over:
+            # while no shard has its part of the missing groups, all have too few together
+            if self._sweep(batch, -(-batch.missing // len(self._shards)), QUEUE_TTL_MS):
+                continue
+            here().log(
+                f"task {self.task!r}: {batch.request.count - batch.missing} of "
+                f"{counted(batch.request.count, 'group', 'are')} waiting in "
+                f"{len(self._shards)} shards"
+            )
+            if batch.queued:
+                shards = map(self._shards.__getitem__, batch.queued)
+                wait_for_any(shard.wake(batch.waiter) for shard in shards)
 
     def _leave(self, batch: _Batch) -> None:
         """Leave the queues of all shards, so that others need not wait until the places expire."""
@@ -453,24 +468,25 @@ class ShardedStream(Closing):
     @contextmanager
     def _its_turn(self, batch: _Batch) -> Iterator[None]:
         """Hold the turn of this consumer group: a lease on the only group of a task of its own."""
-        if self._turn is None:
-            self._turn = ExperienceStream(
-                self._client,
-                f"{self.task}@turn",
-                namespace=self.namespace,
-                group=self.group,
-                on_full="error",
-                limit=1,
-                max_deliveries=1 << 30,
-                **self._lease_ms,
-            )
-        try:
-            turn = self._turn.take(1, timeout=0)
-        except BatchTimeout:
-            with suppress(StoreFull):  # it is there: another take has it
-                self._turn.put([BufferItem(None, None)])
-            batch.release()  # the take whose turn it is may need these groups
-            turn = self._turn.take(1)
+        with Deadline(repeat_s=SHORT_OUTAGE_S):
+            if self._turn is None:
+                self._turn = ExperienceStream(
+                    self._client,
+                    f"{self.task}@turn",
+                    namespace=self.namespace,
+                    group=self.group,
+                    on_full="error",
+                    limit=1,
+                    max_deliveries=1 << 30,
+                    **self._lease_ms,
+                )
+            try:
+                turn = self._turn.take(1, timeout=0)
+            except BatchTimeout:
+                with suppress(StoreFull):  # it is there: another take has it
+                    self._turn.put([BufferItem(None, None)])
+                batch.release()  # the take whose turn it is may need these groups
+                turn = self._turn.take(1)
         try:
             yield
         finally:
