@@ -1,4 +1,4 @@
--- Give a table its complete index, which was built below a area beside it: all of it, or nothing.
+-- Give a table its complete index, which was built under other keys: all of it, or nothing.
 -- KEYS[1] stream
 -- ARGV    the call `EndResume` of redrb/table/calls.py
 -- Returns "ok"; "used": there is a table; or "gone": the index is not complete, or another process resumes
