@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgpack
 import pytest
@@ -656,6 +657,20 @@ def test_of_resumes_of_one_file_at_once_each_goes_on_and_each_group_is_put_once(
         if at >= len(requests):
             break
     assert 12 <= at < 99
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_resumes_beside_others_are_not_counted_together(client: Client, tmp_path: Path) -> None:
+    for turn in range(6):
+        namespace = f"{uuid4().hex}-{turn}"
+        stream = to_resume(client, namespace, tmp_path)
+        first = ExperienceStream(client, "to", namespace=namespace)
+        second = ExperienceStream(client, "to", namespace=namespace)
+        with at_request(2, partial(second.resume, tmp_path / "task")):
+            first.resume(tmp_path / "task")
+        compare(first, stream)
+        for one in (first, second, stream):
+            one.close()
 
 
 @pytest.mark.usefixtures("small_pages")

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from redrb.codec import EncodedGroup
-from redrb.connection.deadline import here
+from redrb.connection.deadline import Deadline, here
 from redrb.connection.transport import Pipeline
 from redrb.errors import ConfigError, RedrbError, TaskMismatch
 from redrb.experience import Status
@@ -227,7 +227,8 @@ class Resumption:
     def run(self) -> None:
         """Put all of them; raises as `resume`."""
         try:
-            self._run()
+            with Deadline():  # refusals are counted for this resume alone
+                self._run()
         except RedrbError as error:
             if self._done:
                 error.add_note(
