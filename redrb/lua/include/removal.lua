@@ -1,5 +1,5 @@
 -- Deletes consumer groups and tasks with all their keys, and wakes who waits for them.
---@include task facts waiters queries
+--@include task facts waiters queries ranks
 
 -- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
 local function add_keys(group, names, plain, with_query)
@@ -35,13 +35,16 @@ local function wake_first(queues, most)
 end
 
 -- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
--- `queues`, PAGE.woken_at_end are woken.
+-- `queues`, PAGE.woken_at_end are woken, and all ranks.
 local function delete_keys(all, names, queues)
   local with_query = {}
   for _, group in ipairs(all) do
     add_keys(group, names, queues, with_query)
   end
   wake_first(with_query, wake_first(queues, PAGE.woken_at_end))
+  for _, group in ipairs(all) do -- ranks ask again, as those that they wait for do
+    wake_ranks(group)
+  end
   for _, found in ipairs({queues, with_query}) do
     for _, queue in ipairs(found) do
       for _, kind in ipairs(TASK_KEYS.queue) do

@@ -8,7 +8,7 @@
 -- rank 0. The hash rank_steps:<group> holds decisions by number, counted from the last start of a rank; in
 -- `met` how many ranks were there at the first one; in `due`, "<number> <time>", when the first rank that
 -- waits gives up; in got:<rank> how many decisions it has read; and `awaited` while rank 0 waits for that.
---@include task clock waiters permissions
+--@include task clock waiters permissions ranks
 --@before ranks/read
 
 local KEPT_MS = 86400000 -- since the last call
@@ -24,17 +24,11 @@ if starts and holder and holder ~= consumer and ask.joined then
   return cmsgpack.pack({replaced = true})
 end
 
-local function wake_ranks()
-  for _, other in ipairs(redis.call('HVALS', ranks)) do -- bound: ranks, 4,096 at most (MOST_RANKS)
-    send_wake(other .. '.rank')
-  end
-end
-
 if starts then
   place = 0
   if rank == 0 or met then -- decisions so far are for others
     former, met, at_due = first or former, nil, nil
-    wake_ranks()
+    wake_ranks(ask.group)
     redis.call('UNLINK', ranks, steps)
     redis.call('HSET', ranks, 'former', former or consumer)
   elseif first then
@@ -65,7 +59,7 @@ if ask.decision and not starts and not decided then
   decided = ask.decision
   redis.call('HSET', steps, place, decided)
   redis.call('HDEL', steps, place - ask.kept)
-  wake_ranks()
+  wake_ranks(ask.group)
 end
 local at, due = string.match(at_due or '', '^(%d+) (%d+)$')
 local left_ms = tonumber(at) == place and math.max(0, due - now_ms()) or nil
