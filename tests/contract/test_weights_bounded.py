@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from redrb.weights.inspection.listing import versions_of
 from tests.scenes import commands_run
 
 FEW, MANY = 20, 200
+MOST_US = 3000
+"""Of the median script: 2 ms, and half as much again on a busy machine."""
 
 
 @pytest.fixture
@@ -49,3 +52,23 @@ def test_a_commit_costs_the_same_with_many_kept_versions(
         kept = len(versions_of(client, "policy", f"{namespace}-{keep}"))
         assert kept >= keep
     assert costs[MANY] <= costs[FEW] + 5, costs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("keep", [1000, 3000])
+def test_no_script_takes_long_with_thousands_of_kept_versions(client, namespace, keep):
+    client.execute("CONFIG", "SET", "slowlog-max-len", 1000)
+    publish = publisher(client, namespace, keep, anchor_every=keep)
+    for _ in range(keep):
+        publish()
+    spent = []
+    client.execute("CONFIG", "SET", "slowlog-log-slower-than", 0)
+    for _ in range(30):
+        client.execute("SLOWLOG", "RESET")
+        publish()
+        entries = client.execute("SLOWLOG", "GET", -1)
+        spent.append(max(entry[2] for entry in entries if entry[3][0] == b"EVALSHA"))
+    client.execute("CONFIG", "SET", "slowlog-log-slower-than", 10_000)
+    print(f"keep={keep}: longest script of a version, median {median(spent)}, most {max(spent)} us")
+    assert median(spent) <= MOST_US
