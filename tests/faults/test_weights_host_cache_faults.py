@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -344,6 +345,31 @@ def test_a_fork_keeps_the_model_that_it_has_of_a_parent_that(
         assert (directory / "seen").read_text() == "1"
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_models_stay_while_makers_are_killed_at_any_time(start, publish, files):
+    dice, value = random.Random(0), 0
+    makers, have = [start() for _ in range(3)], {}
+    for _ in range(12):
+        value += 1
+        publish(value)
+        asked = [maker for maker in makers if dice.random() < 0.8]
+        for maker in asked:
+            maker.send("poll")
+        victim = makers[dice.randrange(3)]
+        threading.Event().wait(dice.random() * 0.02)
+        victim.close()
+        have.pop(victim, None)
+        for maker in asked:
+            if maker is not victim:
+                have[maker] = maker.reply()
+                assert have[maker] == value
+        for maker in makers:
+            if maker is not victim and maker in have:
+                assert maker.value() == have[maker]
+        makers[makers.index(victim)] = start()
+    assert start().poll() == value
+    assert len([name for name in files() if name not in (".lock", ".part")]) <= 5
 
 
 def test_a_process_locks_nothing_that_a_fork_of_it_locks(tmp_path):
