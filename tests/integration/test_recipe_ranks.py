@@ -44,7 +44,11 @@ def test_two_ranks_train_a_recipe(real_url: str, namespace: str, tmp_path: Path,
     try:
         errors = trainer.communicate(timeout=240)[1]
         assert trainer.returncode == 0, errors
-        assert maker.communicate(timeout=120)[1].count("\n") == 2  # learned that the job is over
+        said = maker.communicate(timeout=120)[1].splitlines()
+        assert "trainer 'arithmetic' has ended the job: 2 steps are done" in said[-1], said
+        # where the first weights come late, it has also said that it waits for them
+        waits = said[1:-1]
+        assert all("waiting for weights 'arithmetic'" in line for line in waits), waits
         assert maker.returncode == 0
     finally:
         trainer.terminate()  # which ends its ranks
