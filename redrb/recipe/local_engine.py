@@ -13,7 +13,7 @@ from torch import nn
 
 from redrb.algorithms import generate
 from redrb.recipe.prompts import padded
-from redrb.train.engines.engine import Finish, Generation
+from redrb.train.engines.completions import Finish, Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from redrb.train.engines import engine as engines
-from redrb.train.engines.engine import Engine, Sampled
+from redrb.train.engines.completions import Sampled
+from redrb.train.engines.engine import Engine
 
 MOST = 6
 
@@ -39,14 +40,14 @@ class Server(Engine):
         found: list[int] = []
         for _token in range(most):
             if not self.running.is_set():
-                return Sampled(found, [0.0] * len(found), "abort", self.label)
+                return Sampled(found, [0.0] * len(found), "abort", [self.label])
             found.append(self.have)
             if len(found) == 2:
                 self.begun.set()
             await asyncio.sleep(0)
-        return Sampled(found, [0.0] * len(found), "length", self.label)
+        return Sampled(found, [0.0] * len(found), "length", [self.label])
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, abort: bool) -> None:
         self.running.clear()
         self.paused.set()
 

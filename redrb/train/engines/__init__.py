@@ -3,7 +3,8 @@
 They need httpx (extra `engines`).
 """
 
-from redrb.train.engines.engine import Engine, Generation
+from redrb.train.engines.completions import Generation
+from redrb.train.engines.engine import Engine
 from redrb.train.engines.sglang import SGLangEngine
 from redrb.train.engines.trajectory import Trajectory
 from redrb.train.engines.vllm import VLLMEngine

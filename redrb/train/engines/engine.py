@@ -7,11 +7,12 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from tenacity import wait_exponential
 
@@ -19,46 +20,24 @@ from redrb.checks import checked_number
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist_async
 from redrb.errors import EngineError
+from redrb.train.engines.completions import Finish, Generation, Sampled, missing_in
 from redrb.train.engines.http import JsonClient
-
-Finish: TypeAlias = Literal["stop", "length", "abort"]
-"""Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
-
-_LEAST, _ROUNDING = -3e38, 1e-4
-"""The least log-probability that float32 holds, and what rounding may add to one of 0."""
-
-_TOKENS = 2**31
-"""No vocabulary has a token id as large as this."""
-
-
-@dataclass(slots=True)
-class Generation:
-    """A sampled completion.
-
-    Attributes:
-        tokens: Token ids, the stop token included.
-        log_probs: Log-probability of each, as the server computed it.
-        versions: Weight version that computed each; -1: not known.
-        finish: Why it ended.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish: Finish = "abort"
+from redrb.train.engines.labels import newer, parsed, weights_of
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The reply to one request of an engine, as the server sent it.
+class Published:
+    """A version that a server fetches from Redis by itself.
 
-    `label` is that of the server's weights after it was sampled; None: not asked for.
+    Attributes:
+        where: Where the weights are: fields of `redrb.compat.vllm.transfer.RedrbInitInfo`.
+        version: The version's number.
+        created_s: When it was created.
     """
 
-    tokens: list[Any]
-    log_probs: list[Any]
-    finish: Any
-    label: str | None = None
+    where: Mapping[str, Any]
+    version: int
+    created_s: float
 
 
 QUIET_S = 1.0
@@ -82,21 +61,34 @@ class WeightsReplacedError(EngineError):
     """A server has other weights than those that it was loading: look which are the newest."""
 
 
+class WeightsKeptError(EngineError):
+    """A server could not load weights, and still has all of those that it had before."""
+
+
+class WeightsMixedError(EngineError):
+    """Loading broke off: a server may have a mixture of weights, and stays paused."""
+
+
 class Engine(ABC):
     """An inference server, used by one maker process with any number of requests in flight.
 
-    When its weights change, requests in flight are aborted, return what they have, and go on from
-    there with the new weights. Weights change only while no request is in flight, so
-    `Generation.versions` tell exactly which weights computed a token.
+    Weights change only while the server samples nothing, so `Generation.versions` tell exactly
+    which weights computed a token. Requests in flight are aborted for it, return what they have,
+    and go on from there with the new weights; a server that tells the weights of each token may
+    keep them instead.
 
-    Each loading gives the server's weights a label that no other loading has. A completion counts
-    if the server has afterwards the label that was known before. A server that was started again,
-    or got weights from another program, has another one: what it samples is thrown away until it
-    has the weights again. While a server is away, requests are repeated: sampling changes nothing.
+    Each loading gives the server's weights a label that no other loading has. A token counts if its
+    label is one that `EngineWeights` gives versions of these weights, whoever loaded them, or if
+    the server has afterwards the label that was known before. A server that was started again, or
+    got weights from another program, has another one: what it samples is thrown away until it has
+    the weights again. While a server is away, requests are repeated: sampling changes nothing.
 
     Attributes:
         version: Weight version that the server has; None: not known, as before the first update.
+        keeps_requests: Whether requests in flight stay at the server while weights change.
     """
+
+    keeps_requests = False
 
     def __init__(
         self,
@@ -126,7 +118,7 @@ class Engine(ABC):
         self._updating = asyncio.Lock()
         self._ended = asyncio.Event()
         self._label: str | None = None
-        self._lost = False
+        self._lost = self._is_mixed = False
         self._outage = Outage(
             f"the inference server at {client.where} does not answer as it should"
         )
@@ -198,12 +190,12 @@ class Engine(ABC):
                 raise
             if part is None:
                 continue
-            if label is not None and part.label != label:
-                self._note_label(part.label)
+            versions = self._versions_of(part, version, label)
+            if versions is None:
                 continue
             done.tokens += part.tokens
             done.log_probs += part.log_probs
-            done.versions += [-1 if version is None else version] * len(part.tokens)
+            done.versions += versions
             done.finish = part.finish
             if part.finish == "abort" and len(done.tokens) >= max_new_tokens:
                 done.finish = "length"
@@ -211,30 +203,56 @@ class Engine(ABC):
                 break
         return done
 
-    async def update(self, path: Path, version: int, label: str | None = None) -> None:
-        """Load weights from a folder that the server can read, unless it has them already.
+    async def receives(self, where: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return whether the server fetches weights from Redis by itself; if so, tell it where.
 
         Args:
-            path: The folder.
+            where: As of `Published`.
+
+        Raises:
+            EngineError: It does, and cannot reach these weights; or it is away.
+        """
+        return False
+
+    async def update(
+        self, source: Path | Published, version: int, label: str | None = None
+    ) -> None:
+        """Load weights, unless the server has them, or newer ones, already.
+
+        Args:
+            source: A folder that the server can read; or a version in Redis, for a server that
+                `receives`.
             version: Number of the weights.
             label: Identifies them; by default the version does.
 
         Raises:
             WeightsReplacedError: The server was started again, or got other weights, meanwhile.
-            EngineError: The server could not load them. Requests then wait for an update that
-                succeeds.
+            WeightsKeptError: It could not load them, and goes on with those that it had.
+            EngineError: It could not load them. Requests then wait for an update that succeeds.
         """
         label = str(version) if label is None else label
         async with self._updating:
             self._open.clear()
             try:
                 found = await self._repeated(self._weights_label, self._retry_s)
-                if _weights_of(found) == label:  # another maker has loaded them
+                later = newer(found, label)
+                if later is not None or weights_of(found) == label:  # another maker has loaded it
+                    version = version if later is None else later
                     await self._take_back_pause()  # which may have been killed before it did so
                 else:
+                    give = partial(self._give, source, label, found)
                     async with self._paused():
+                        before = self.version, self._lost
                         self.version, self._lost = None, True
-                        found = await self._repeated(lambda: self._give(path, label), self._retry_s)
+                        try:
+                            found = await self._repeated(give, self._retry_s)
+                        except WeightsKeptError:
+                            self.version, self._lost = before
+                            raise
+                        except WeightsMixedError:
+                            self._is_mixed = True
+                            raise
+                        self._is_mixed = False
                 self.version, self._label, self._lost = version, found, False
             finally:
                 if not self._lost:
@@ -244,7 +262,7 @@ class Engine(ABC):
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
         self._open.set()  # those that wait for weights end
-        async with self._updating, self._paused():
+        async with self._updating, self._paused(abort=True):
             pass
 
     async def close(self) -> None:
@@ -265,12 +283,50 @@ class Engine(ABC):
                 ) from error
         return not self._ended.is_set()
 
+    def _versions_of(
+        self, part: Sampled, version: int | None, label: str | None
+    ) -> list[int] | None:
+        """Return the version of each token, None if one is not known: they do not count.
+
+        Args:
+            version, label: Those that the server had, as far as it was known, at the request.
+        """
+        count = len(part.tokens)
+        if label is None:
+            return [-1 if version is None else version] * count
+        if len(part.labels) == count:
+            found = [self._number(each) for each in part.labels]
+            if part.labels:
+                self._note_label(part.labels[-1])
+            known = [each for each in found if each is not None]
+            return known if len(known) == count else None
+        after = part.labels[0] if part.labels else None
+        if after == label and version is not None:
+            return [version] * count
+        number = self._number(after)
+        self._note_label(after)
+        if not self.keeps_requests or version is None or number is None:
+            return None
+        return [min(version, number)] * count  # who knows where the change was
+
+    def _number(self, label: str | None) -> int | None:
+        """Return the version that a label names, None if it is not one of these weights."""
+        if weights_of(label) == weights_of(self._label):
+            return self.version
+        found, own = parsed(label), parsed(self._label)
+        return found.version if found and own and found.family == own.family else None
+
     def _note_label(self, found: str | None) -> None:
         """Note an unexpected label: with other weights, requests wait for the next update."""
         if self._lost or found == self._label:  # the completion was begun before the last update
             return
-        if _weights_of(found) == _weights_of(self._label):
+        if weights_of(found) == weights_of(self._label):
             self._label = found  # another maker has loaded the same weights again
+            return
+        if self._label is not None and newer(self._label, weights_of(found) or "") is not None:
+            return  # sampled before the last update
+        if self._number(found) is not None:
+            self.version, self._label = self._number(found), found  # another one has loaded them
             return
         _log.warning(
             "%s has the weights %r and not %r: it was started again, or updated by another "
@@ -296,7 +352,7 @@ class Engine(ABC):
         part = task.result()
         if part.finish not in get_args(Finish):  # such as "error", or null
             raise self._error(f"broke a completion off: its finish reason is {part.finish!r:.80}.")
-        missing = _missing_in(part, most)
+        missing = missing_in(part, most)
         if missing is not None:
             raise self._malformed(missing)
         is_ours = self._ended.is_set() or not self._open.is_set()
@@ -342,11 +398,16 @@ class Engine(ABC):
         return result
 
     @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        """Pause the server, and resume it, also if the pause was cancelled or its reply is lost."""
+    async def _paused(self, *, abort: bool = False) -> AsyncIterator[None]:
+        """Pause the server, and resume it, also if the pause was cancelled or its reply is lost.
+
+        Args:
+            abort: Abort the requests in flight, also of a server that could keep them.
+        """
         try:
-            await self._repeated(self._pause, self._retry_s)
-            await self._drain()
+            await self._repeated(lambda: self._pause(abort=abort), self._retry_s)
+            if abort or not self.keeps_requests:
+                await self._drain()
             yield
         except BaseException:
             with suppress(EngineError):
@@ -355,6 +416,8 @@ class Engine(ABC):
         await self._take_back_pause()
 
     async def _take_back_pause(self) -> None:
+        if self._is_mixed:
+            return  # nobody is to be answered by a mixture
         try:
             await asyncio.wait_for(self._repeated(self._resume, _RESUME_S), 2 * _RESUME_S)
         except TimeoutError as error:
@@ -383,11 +446,16 @@ class Engine(ABC):
         """Ask for at most `most` tokens; return them, with the label if weights were loaded."""
 
     @abstractmethod
-    async def _pause(self) -> None:
-        """Abort the requests in flight, which return what they have, and take no new ones."""
+    async def _pause(self, *, abort: bool) -> None:
+        """Stop sampling, and take no new requests.
 
-    async def _give(self, path: Path, label: str) -> str:
-        """Load weights, and give them a label, which is returned.
+        Args:
+            abort: Requests in flight return what they have; else they may stay, and go on later, if
+                `keeps_requests`.
+        """
+
+    async def _give(self, source: Path | Published, label: str, before: str) -> str:
+        """Load weights, and give them a label, which is returned; `before` is that of the others.
 
         Until all are loaded the server has a label that no maker expects: if this is broken off, no
         other maker takes what is there for the weights before. If the server has not that label any
@@ -395,12 +463,16 @@ class Engine(ABC):
         """
         loading = f"loading {label}"
         await self._name(loading)
-        await self._load(path)
+        try:
+            await self._load(source)
+        except WeightsKeptError:
+            await self._name(before)
+            raise
         found = await self._weights_label()
         if found == loading:
             found = f"{label}/{uuid.uuid4().hex[:8]}"
             await self._name(found)
-        elif _weights_of(found) != label:  # else another maker has loaded the same
+        elif weights_of(found) != label:  # else another maker has loaded the same
             raise WeightsReplacedError(
                 f"{self._client.where} has the weights {found!r} after it has loaded {label!r}: it "
                 "was started again, or updated by another program. Load the newest weights again.",
@@ -419,8 +491,13 @@ class Engine(ABC):
         await self._client.request("/update_weight_version", body)
 
     @abstractmethod
-    async def _load(self, path: Path) -> None:
-        """Load weights."""
+    async def _load(self, source: Path | Published) -> None:
+        """Load weights; `Published` ones only if the server `receives`.
+
+        Raises:
+            WeightsKeptError: It has those before, all of them.
+            WeightsMixedError: It may have a mixture.
+        """
 
     @abstractmethod
     async def _resume(self) -> None:
@@ -431,24 +508,3 @@ class Engine(ABC):
 
     def _malformed(self, what: str) -> EngineError:
         return self._error(f"answered without {what}.", 200)
-
-
-def _missing_in(part: Sampled, most: int) -> str | None:
-    """Return what a reply lacks to be a completion of at most `most` tokens; None: nothing."""
-    count = len(part.tokens)
-    if count != len(part.log_probs):
-        return "a log-probability for each token"
-    if count > most or (not count and most and part.finish != "abort"):
-        return f"at most {most} tokens, and at least one: they were {count}"
-    if not all(type(token) is int and 0 <= token < _TOKENS for token in part.tokens):
-        return "token ids, which are whole numbers from 0 on"
-    if not all(
-        type(each) in (int, float) and _LEAST <= each <= _ROUNDING for each in part.log_probs
-    ):
-        return "log-probabilities, which are numbers up to 0"
-    return None
-
-
-def _weights_of(label: str | None) -> str | None:
-    """Return which weights a label of `_give` names; each loading of them has another label."""
-    return None if label is None else label.rpartition("/")[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from redrb.train.engines.engine import Engine, Sampled
+from redrb.train.engines.completions import Sampled
+from redrb.train.engines.engine import Engine, Published
 
 
 class SGLangEngine(Engine):
@@ -22,21 +23,23 @@ class SGLangEngine(Engine):
             found = reply["meta_info"]["output_token_logprobs"]
             finish = reply["meta_info"]["finish_reason"]["type"]
             label = reply["meta_info"].get("weight_version")
-            return Sampled([each[1] for each in found], [each[0] for each in found], finish, label)
+            labels = [] if label is None else [label]
+            return Sampled([each[1] for each in found], [each[0] for each in found], finish, labels)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
     async def _weights_label(self) -> str:
         return str((await self._client.request("/get_model_info")).get("weight_version"))
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, abort: bool) -> None:  # noqa: ARG002  (it aborts always)
         await self._client.request("/pause_generation", {"mode": "abort"})
 
-    async def _load(self, path: Path) -> None:
-        reply = await self._client.request("/update_weights_from_disk", {"model_path": str(path)})
+    async def _load(self, source: Path | Published) -> None:
+        body = {"model_path": str(source)}
+        reply = await self._client.request("/update_weights_from_disk", body)
         if not reply.get("success"):
             why = reply.get("message", reply)
-            raise self._error(f"could not load {path}: {why!s:.500}", 200)
+            raise self._error(f"could not load {source}: {why!s:.500}", 200)
 
     async def _resume(self) -> None:
         await self._client.request("/continue_generation", {})

@@ -10,7 +10,7 @@ import torch
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.train.engines.engine import Generation
+from redrb.train.engines.completions import Generation
 
 
 class Trajectory:

@@ -7,35 +7,112 @@ log-probabilities are those before the temperature, unless it is started with
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-from redrb.errors import EngineError
-from redrb.train.engines.engine import Engine, Sampled
+from redrb.errors import ConfigError, EngineError
+from redrb.train.engines.completions import Sampled
+from redrb.train.engines.engine import (
+    Engine,
+    Published,
+    WeightsKeptError,
+    WeightsMixedError,
+)
+
+Pause: TypeAlias = Literal["keep", "wait", "abort"]
+"""What becomes of requests in flight when weights change."""
+
+BACKEND = "redrb "
+"""Begins the messages of errors of redrb's backend in vLLM; the class of the error follows."""
+
+_log = logging.getLogger("redrb")
 
 
 class VLLMEngine(Engine):
-    """Samples by `/v1/completions`; updates by `/pause`, `/collective_rpc` and `/resume`.
+    """Samples by `/inference/v1/generate`, which tells the weights of each token.
 
-    `/weight_info` tells after each completion which weights the server has.
+    The server has it with `--enable-scale-out`. Without it, `/v1/completions` samples; then the
+    tokens of a completion during which weights have changed all have the older version.
     """
 
-    def __init__(self, url: str, *, model: str, **options: Any) -> None:
+    keeps_requests = True
+
+    def __init__(self, url: str, *, model: str, pause: Pause = "keep", **options: Any) -> None:
         """Make an engine; `model` is the model's name at the server.
 
         Args:
+            model: The model's name at the server.
+            pause: What becomes of requests in flight when weights change. "keep": they stay, and
+                go on with the new weights, whose prefix is computed again; nothing that was sampled
+                is sent twice. "wait": they end first. "abort": they return what they have, and are
+                sent again.
             options: Options of `Engine`: `timeout`, `retry_s` and `api_key`.
+
+        Raises:
+            ConfigError: An argument is not usable.
         """
         super().__init__(url, **options)
-        self._model = model
+        if pause not in get_args(Pause):
+            raise ConfigError(f"pause={pause!r:.40}: give {', '.join(map(repr, get_args(Pause)))}.")
+        self._model, self._pause_mode = model, pause
+        self.keeps_requests = pause != "abort"
+        self._tells_weights = True
+
+    async def receives(self, where: Mapping[str, Any]) -> bool:
+        """Return whether the server has redrb's backend; if so, tell it where the weights are."""
+        try:
+            await self._repeated(lambda: self._init(where), self._retry_s)
+        except EngineError as error:
+            if BACKEND in str(error):
+                raise
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.OK):
+                return False  # another backend, none, or a server that takes no updates
+            raise
+        return True
+
+    async def _init(self, where: Mapping[str, Any]) -> None:
+        await self._asked("/init_weight_transfer_engine", {"init_info": dict(where)})
 
     async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Sampled:
+        if self._tells_weights:
+            try:
+                return await self._generated(tokens, {"max_tokens": most, **sampling})
+            except EngineError as error:
+                if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+                    raise
+            self._tells_weights = False
+            _log.info(
+                "%s does not tell the weights of each token: start it with --enable-scale-out",
+                self._client.where,
+            )
+        return await self._completed(tokens, {"max_tokens": most, **sampling})
+
+    async def _generated(self, tokens: list[int], sampling: Mapping[str, Any]) -> Sampled:
+        body = {
+            "model": self._model,
+            "token_ids": tokens,
+            "sampling_params": {"logprobs": 0, **sampling},
+        }
+        reply = await self._client.request("/inference/v1/generate", body)
+        try:
+            [choice] = reply["choices"]
+            found = list(choice["token_ids"])
+            log_probs = [each["logprob"] for each in choice["logprobs"]["content"]]
+            labels = [""] * len(found)  # of tokens whose weights it does not tell
+            for span in choice["weight_versions"] or ():
+                for at in range(max(0, span["start"]), min(span["end"], len(found))):
+                    labels[at] = str(span["version"])
+            return Sampled(found, log_probs, choice["finish_reason"], labels)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._malformed("token ids and log-probabilities") from error
+
+    async def _completed(self, tokens: list[int], sampling: Mapping[str, Any]) -> Sampled:
         body = {
             "model": self._model,
             "prompt": tokens,
-            "max_tokens": most,
             "logprobs": 1,
             "return_token_ids": True,
             **sampling,
@@ -43,27 +120,56 @@ class VLLMEngine(Engine):
         reply = await self._client.request("/v1/completions", body)
         try:
             [choice] = reply["choices"]
-            log_probs = list(choice["logprobs"]["token_logprobs"])
-            part = Sampled(list(choice["token_ids"]), log_probs, choice["finish_reason"])
+            found = list(choice["token_ids"])
+            log_probs, finish = list(choice["logprobs"]["token_logprobs"]), choice["finish_reason"]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        return part if self._label is None else replace(part, label=await self._weights_label())
+        labels = [] if self._label is None else [await self._weights_label()]
+        return Sampled(found, log_probs, finish, labels)
 
     async def _weights_label(self) -> str:
         return str((await self._client.request("/weight_info")).get("weight_version"))
 
-    async def _pause(self) -> None:
-        await self._client.request("/pause", {})
+    async def _pause(self, *, abort: bool) -> None:
+        mode = "abort" if abort else self._pause_mode
+        await self._client.request(f"/pause?mode={mode}", {})
 
-    async def _load(self, path: Path) -> None:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+    async def _load(self, source: Path | Published) -> None:
         try:
-            await self._client.request("/collective_rpc", body)
+            if isinstance(source, Path):
+                body = {"method": "reload_weights", "kwargs": {"weights_path": str(source)}}
+                await self._asked("/collective_rpc", body)
+            else:
+                await self._receive(source)
+        except EngineError as error:
+            if error.is_outage:
+                raise
+            text = f"{self._client.where} could not load weights: {error}"
+            kept = BACKEND in str(error) and f"{BACKEND}WeightsTorn" not in str(error)
+            kind = WeightsKeptError if kept else WeightsMixedError
+            raise kind(text, where=self._client.where, status=error.status) from error
+
+    async def _receive(self, source: Published) -> None:
+        try:
+            await self._asked("/start_weight_update", {})
+        except EngineError as error:
+            if error.is_outage:
+                raise
+            # somebody who was killed has begun an update, and changed nothing yet
+            await self._asked("/finish_weight_update", {})
+            await self._asked("/start_weight_update", {})
+        wanted = {"version": source.version, "created_s": source.created_s}
+        await self._asked("/update_weights", {"update_info": wanted})
+        await self._asked("/finish_weight_update", {})
+
+    async def _asked(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a control call; an error of the server itself is no outage."""
+        try:
+            await self._client.request(path, body)
         except EngineError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            # no outage: these weights cannot be loaded, later ones perhaps
-            raise self._error(f"could not load {path}: {error}", 200) from error
+            raise EngineError(str(error), where=error.where, status=HTTPStatus.OK) from error
 
     async def _resume(self) -> None:
         await self._client.request("/resume", {})

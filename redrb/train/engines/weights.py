@@ -1,4 +1,4 @@
-"""`EngineWeights`: gives each published version to an inference server, through a folder."""
+"""`EngineWeights`: gives each published version to an inference server."""
 
 from __future__ import annotations
 
@@ -28,18 +28,22 @@ from redrb.errors import (
     WeightTimeout,
 )
 from redrb.staging import check_writable, may_pass
-from redrb.train.engines.engine import Engine, WeightsReplacedError
+from redrb.train.engines.engine import (
+    Engine,
+    Published,
+    WeightsKeptError,
+    WeightsReplacedError,
+)
+from redrb.train.engines.labels import weights_label
 from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 from redrb.weights.host.locks import FileLock
 from redrb.weights.host.versions import HostVersions
-from redrb.weights.lora.merging import merged
-from redrb.weights.lora.names import base_names, pairs
 from redrb.weights.reading.catalogue import Catalogue
+from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.missing import MissingWeights
 from redrb.weights.reading.standby import Held, next_move
 from redrb.weights.reading.state_copies import PrivateCopy
-from redrb.weights.reading.targets import named_tensors
 
 _PAUSE_S = 1.0
 """Pause before weights that another maker has replaced are loaded again."""
@@ -55,17 +59,22 @@ _WRITE_S = 600.0
 _LOADINGS = 10
 """Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
 
-_PASSING = (WeightsReplacedError, WeightCorrupt, DecodeError)
+_PASSING = (WeightsReplacedError, WeightsKeptError, WeightCorrupt, DecodeError)
 """Errors after which `update` loads once more: damage passes with the next version."""
 
 
 class EngineWeights:
-    """Writes published weights as a folder of Hugging Face, which the server then loads.
+    """Lets a server load each published version, from Redis if it can, else from a folder.
 
-    The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
-    It holds one version, and two during an update; makers of one machine share them. A maker that
-    writes a version keeps a copy of the weights in memory, so that the next one costs its delta.
-    An adapter is merged into the weights that it belongs to, because servers load whole models.
+    A vLLM with redrb's backend fetches versions by itself: it needs REDRB_URL, and nothing is
+    shared with it. Any number of makers may drive one server: each version is loaded once.
+
+    Other servers load a folder of Hugging Face, which must be on a file system that maker and
+    server share; /dev/shm is one on one machine. It holds one version, and two during an update;
+    makers of one machine share them. A maker that writes a version keeps a copy of the weights in
+    memory, so that the next one costs its delta.
+
+    An adapter is merged into the weights that it belongs to.
 
     Attributes:
         client: Connection to Redis.
@@ -78,7 +87,7 @@ class EngineWeights:
         client: Client,
         name: str,
         engine: Engine,
-        folder: str | Path,
+        folder: str | Path | None = None,
         *,
         namespace: str = "default",
         model: str = "actor",
@@ -90,7 +99,7 @@ class EngineWeights:
             client: From `redrb.connect`.
             name: Name of the weights: that of the trainer.
             engine: The server.
-            folder: Where versions are written.
+            folder: Where versions are written; None: the server must have redrb's backend.
             namespace: Namespace of the trainer.
             model: Which of the trainer's models the server has; "": weights of one model, whose
                 names have no prefix.
@@ -104,16 +113,20 @@ class EngineWeights:
         self._copy = PrivateCopy()
         self.client, self.name, self.namespace = client, name, namespace
         self._engine = engine
-        self._folder = Path(folder)
+        self._where = {"name": name, "namespace": namespace, "model": model}
+        self._folder = None if folder is None else Path(folder)
         try:
-            check_writable(self._folder, "version")
+            if self._folder is not None:
+                check_writable(self._folder, "version")
         except OSError as error:
             if not may_pass(error):  # else the first version may be written
                 raise ConfigError(
                     f"the folder {folder} for weights cannot be written: {error.strerror}."
                 ) from error
-        # of this machine: others on a common file system have their own
-        self._versions = HostVersions(self._folder, f"{socket.gethostname()}.redrb", SINGLE)
+        # all that the server is given with a version, beside its number
+        given = repr((namespace, name, model, str(config)))
+        self._family = hashlib.sha256(given.encode()).hexdigest()[:16]
+        self._versions: HostVersions | None = None
         self._used: FileLock | None = None
         self._given: WeightVersion | None = None
         self._damaged: WeightVersion | None = None  # the newest version, if that is damaged
@@ -143,17 +156,14 @@ class EngineWeights:
 
         async def load() -> WeightVersion:
             found = await self._newest(timeout)
-            # all that the server is given with a version
-            given = (self.namespace, self.name, found.created_s, self._prefix, str(self._config))
-            digest = hashlib.sha256(repr(given).encode()).hexdigest()[:16]
-            label = f"version-{found.version}-{digest}"
+            label = weights_label(found.version, found.created_s, self._family)
             try:
-                path = await asyncio.to_thread(self._use, label, found)
-            except (WeightCorrupt, DecodeError):
+                source = await self._source(found, label)
+                await self._engine.update(source, found.version, label)
+            except (WeightCorrupt, DecodeError, WeightsKeptError):
                 self._damaged = found
                 raise
             self._damaged = None
-            await self._engine.update(path, found.version, label)
             return found
 
         loadings = itertools.count(1)
@@ -197,7 +207,7 @@ class EngineWeights:
 
     def close(self) -> None:
         """Remove the version in the folder, unless another maker of this machine uses it."""
-        if self._used is not None:
+        if self._used is not None and self._versions is not None:
             self._used.release()
             self._used = None
             self._versions.remove_unused()
@@ -232,9 +242,24 @@ class EngineWeights:
                 return newest
         return self._catalogue.wait_once(newest.version if newest else 0, seconds)
 
-    def _use(self, label: str, found: WeightVersion) -> Path:
+    async def _source(self, found: WeightVersion, label: str) -> Path | Published:
+        """Return from where the server loads a version."""
+        if await self._engine.receives(self._where):
+            return Published(self._where, found.version, found.created_s)
+        if self._folder is None:
+            raise ConfigError(
+                "this server fetches no weights from Redis: start vLLM with "
+                '--weight-transfer-config \'{"backend": "redrb"}\', with redrb beside it, '
+                "or give folder=."
+            )
+        return await asyncio.to_thread(self._use, self._folder, label, found)
+
+    def _use(self, folder: Path, label: str, found: WeightVersion) -> Path:
         """Return the folder of a version; it stays until the next call, or raise OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._versions is None:
+            # of this machine: others on a common file system have their own
+            self._versions = HostVersions(folder, f"{socket.gethostname()}.redrb", SINGLE)
         write = partial(self._write, found)
         ends = time.monotonic() + _WRITE_S
         while (lock := self._versions.use(label, write, timeout=ends - time.monotonic())) is None:
@@ -248,33 +273,13 @@ class EngineWeights:
     def _write(self, found: WeightVersion, path: Path) -> None:
         """Write a version into a new folder."""
         fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
-        if fetched.state is None:
-            raise WeightError(
-                f"version {found.version} of weights {self.name!r} is an adapter whose weights are "
-                "not published: publish them too, with fully_update=True."
-            )
         if next_move(found, Held(fetched.described)) != "nothing":
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
-        state = dict(named_tensors(fetched.state))
-        own = {
-            name.removeprefix(self._prefix): tensor
-            for name, tensor in state.items()
-            if name.startswith(self._prefix)
-        }
-        chosen = {plain: own[name] for plain, name in base_names(own).items()}
-        if not chosen:
-            raise ConfigError(
-                f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
-                f"{', '.join(sorted(state)[:3])}: give model=."
-            )
-        if fetched.adapter is not None:
-            configs = fetched.adapter.configs
-            for layer, (a, b) in pairs(fetched.adapter.tensors).items():
-                name = f"{layer.removeprefix(self._prefix)}.weight"
-                chosen[name] = merged(chosen[name], a, b, configs[layer])
+        found_in = fetched.described, fetched.state, fetched.adapter
+        chosen = Checkpoint.of(*found_in, self._prefix)
         path.mkdir()
         for file in self._config.iterdir() if self._config else ():
             if file.is_file() and file.suffix not in (".safetensors", ".bin"):
                 shutil.copy2(file, path / file.name)
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
-        save_safetensors(path / SINGLE, chosen)
+        save_safetensors(path / SINGLE, dict(chosen.tensors()))

@@ -16,7 +16,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.connection.transport import Reply
-from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightTimeout
+from redrb.errors import DecodeError, StoreError, WeightCorrupt, WeightError, WeightTimeout
 from redrb.keys import WeightKeys
 from redrb.scopes import Entered
 from redrb.weights.reading.missing import MissingWeights, announced_wait
@@ -147,6 +147,13 @@ class Catalogue:
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
         return self.described(found[0]) if found else None
+
+    def missing(self, version: int | None) -> WeightError:
+        """Return the error for a version, or for the newest, that is not there."""
+        newest = self.newer_than(0)
+        known = f"the newest is {newest.version}" if newest else "nothing is published yet"
+        which = "" if version is None else f"version {version} of "
+        return WeightError(f"no {which}weights {self.name!r} to fetch: {known}.")
 
     def kept(self) -> list[WeightVersion]:
         """Return the kept versions, the newest last, at most 1,000.

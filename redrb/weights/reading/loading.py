@@ -162,7 +162,7 @@ class TargetLoader:
 
         def attempt(pin: Pin) -> FetchedVersion | None:
             used = self.version or 0
-            return self.copy.fetch_newest(pin, used=used, needed=selection.chunks)
+            return self.copy.reach(pin, used=used, needed=selection.chunks)
 
         return fetching(self.catalogue, self.copy.forget, attempt)
 
@@ -200,7 +200,7 @@ class TargetLoader:
 
         def receive(pin: Pin) -> WeightVersion | None:
             used = self.version or 0
-            fetched = copy.fetch_newest(pin, used=used, needed=copy.selection.chunks)
+            fetched = copy.reach(pin, used=used, needed=copy.selection.chunks)
             if fetched is None:
                 return None
             if fetched.state is not None:  # the tensors have changed

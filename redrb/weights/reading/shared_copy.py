@@ -105,10 +105,12 @@ class SharedCopy:
         if self._private is not None:
             self._private.forget()
 
-    def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
-        """Return the newest version unless it is `used`."""
+    def reach(
+        self, pin: Pin, *, needed: Needed, used: int = 0, wanted: int = 0
+    ) -> FetchedVersion | None:
+        """Return a version, default the newest unless it is `used`."""
         for attempt in range(_ATTEMPTS):
-            steps = self._route(pin, used)
+            steps = self._route(pin, used, wanted)
             states, version = states_of(steps), None
             if states:
                 layout = layout_of(states, self._used.layout if self._used is not None else None)
@@ -139,12 +141,12 @@ class SharedCopy:
             self._catalogue.name,
         )
         self._private = self._private or PrivateCopy()
-        return self._private.fetch_newest(pin, used=used, needed=needed)
+        return self._private.reach(pin, needed=needed, used=used, wanted=wanted)
 
-    def _route(self, pin: Pin, used: int) -> list[Step]:
-        """Return the steps to the newest version, from the one that is mapped if they fit it."""
+    def _route(self, pin: Pin, used: int, wanted: int) -> list[Step]:
+        """Return the steps to a version, from the one that is mapped if they fit it."""
         have = self._used.manifest if self._used is not None else None
-        steps = pin.route(have=have.version if have is not None else 0, used=used)
+        steps = pin.route(have=have.version if have is not None else 0, wanted=wanted, used=used)
         if have is None or not steps or steps[0].how in ("full", "lora"):
             return steps
         first = steps[0].manifest
@@ -155,7 +157,7 @@ class SharedCopy:
         # after a server has lost its data, other versions have the same numbers
         if fits and first.layout_id == have.layout_id:
             return steps
-        return pin.route(have=0, used=used)
+        return pin.route(have=0, wanted=wanted, used=used)
 
     def _use(
         self, states: Sequence[Step], layout: Layout, pin: Pin, *, may_wait: bool

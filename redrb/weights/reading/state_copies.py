@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
+from redrb.errors import ConfigError, DecodeError, WeightCorrupt
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step, fetching
 from redrb.weights.reading.replica import Replica, fetch_chunks
 from redrb.weights.reading.targets import LoadTarget, named_tensors
@@ -53,9 +53,11 @@ class PrivateCopy:
     def __init__(self) -> None:
         self._replica: Replica | None = None
 
-    def fetch_newest(self, pin: Pin, *, used: int, needed: Needed) -> FetchedVersion | None:
-        """Fetch the newest version unless it is `used`; it stays until the next call."""
-        steps = pin.route(have=self._version, used=used)
+    def reach(
+        self, pin: Pin, *, needed: Needed, used: int = 0, wanted: int = 0
+    ) -> FetchedVersion | None:
+        """Fetch a version, default the newest unless it is `used`; it stays until the next call."""
+        steps = pin.route(have=self._version, wanted=wanted, used=used)
         return self.follow(pin, steps, needed) if steps else None
 
     def fetch(
@@ -79,10 +81,7 @@ class PrivateCopy:
         def attempt(pin: Pin) -> FetchedVersion:
             steps = pin.route(have=self._version, wanted=version or 0)
             if not steps:
-                newest = catalogue.newer_than(0)
-                known = f"the newest is {newest.version}" if newest else "nothing is published yet"
-                which = "" if version is None else f"version {version} of "
-                raise WeightError(f"no {which}weights {catalogue.name!r} to fetch: {known}.")
+                raise catalogue.missing(version)
             if with_base:
                 found = self.follow(pin, steps, lambda _: None)
                 return replace(found, state=self._replica.state if self._replica else None)

@@ -1,0 +1,304 @@
+"""`RedrbWeightTransferEngine`: a worker of vLLM loads published weights from Redis by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.distributed.parallel_state import get_world_group  # type: ignore[import-not-found]
+from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not-found]
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.reload.layerwise import (  # type: ignore[import-not-found]
+    get_layerwise_info,
+)
+
+from redrb.connection import Client, connect
+from redrb.errors import ConfigError, RedrbError, WeightError, WeightMismatch, WeightsTorn
+from redrb.train.engines.vllm import BACKEND
+from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
+from redrb.weights.reading.checkpoint import Checkpoint
+from redrb.weights.reading.shared_copy import SharedCopy
+from redrb.weights.reading.state_copies import FetchedVersion, PrivateCopy
+from redrb.weights.tensors.state import StateBytes
+
+T = TypeVar("T")
+
+
+@dataclass
+class RedrbInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where the weights are.
+
+    Attributes:
+        name: Name of the weights: that of the trainer.
+        namespace: Namespace of the trainer.
+        model: Which of the trainer's models the server has; "": weights of one model, whose names
+            have no prefix.
+        url: As of `redrb.connect`; default: the variable REDRB_URL of the server, which keeps the
+            password out of requests. A user that may only read weights suffices.
+        host_cache: Share one copy in /dev/shm among all workers of this host.
+    """
+
+    name: str
+    namespace: str = "default"
+    model: str = "actor"
+    url: str | None = field(default=None, repr=False)
+    host_cache: bool = True
+
+
+@dataclass
+class RedrbUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which version to load.
+
+    Attributes:
+        version: Its number; None: the newest.
+        created_s: When it was created, if another one may have got its number since.
+    """
+
+    version: int | None = None
+    created_s: float | None = None
+
+
+def _naming(method: Callable[..., None]) -> Callable[..., None]:
+    """Begin the messages of errors so that who drives the server knows whose they are.
+
+    vLLM passes on messages, and no classes.
+    """
+
+    @wraps(method)
+    def named(*args: Any) -> None:
+        try:
+            method(*args)
+        except RedrbError as error:
+            raise RuntimeError(f"{BACKEND}{type(error).__name__}: {error}") from error
+
+    return named
+
+
+class _NoCopies(TorchDispatchMode):
+    """Checks the shapes of all copies, and makes none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.ops.aten.copy_.default:
+            return func(*args, **(kwargs or {}))
+        target, source = args[:2]
+        if target.shape != source.shape:
+            raise ValueError(f"{list(source.shape)} goes into {list(target.shape)}")
+        return target
+
+
+class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateInfo]):  # type: ignore[misc]
+    """Loads a version into the model of one worker, between two requests of its server.
+
+    The version is fetched and checked, and the names and shapes of its tensors are tried on the
+    model, before the first weight changes. Then layers are loaded one after another, by vLLM's
+    layerwise reloading. If that breaks off, its weights are a mixture until a later update has
+    loaded all of them.
+    """
+
+    init_info_cls = RedrbInitInfo
+    update_info_cls = RedrbUpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._info: RedrbInitInfo | None = None
+        self._client: Client | None = None
+        self._state: StateBytes | None = None
+        self._fitting: tuple[int, ...] = ()  # of which layouts the names and shapes fit
+        self._is_whole = True
+
+    @_naming
+    def init_transfer_engine(self, init_info: RedrbInitInfo) -> None:
+        """Connect to Redis, unless it is connected to these weights.
+
+        Raises:
+            ConfigError, StoreUnavailable, StoreDenied: As `redrb.connect`.
+        """
+        if init_info == self._info:
+            return
+        self.shutdown()
+        self._client = client = connect(init_info.url)
+        self._catalogue = Catalogue(client, init_info.name, init_info.namespace)
+        self._copy = SharedCopy(self._catalogue) if init_info.host_cache else PrivateCopy()
+        self._prefix = f"{init_info.model}." if init_info.model else ""
+        self._info = init_info
+
+    def start_weight_update(self) -> None:
+        """Do nothing: the model stays as it is until a version is fetched and checked."""
+
+    @_naming
+    def receive_weights(self, update_info: RedrbUpdateInfo) -> None:
+        """Fetch a version, and load all of it.
+
+        Raises:
+            WeightError, WeightCorrupt, DecodeError, StoreUnavailable: It cannot be fetched.
+            WeightMismatch: Its tensors do not fit the model.
+            ConfigError: The weights have no tensors of this model.
+            WeightsTorn: Loading broke off; the weights are a mixture.
+        """
+        version, created_s = update_info.version, update_info.created_s
+        if version is None:
+            version, created_s = self._of_first(self._newest)
+        self._of_first(partial(self._prepare, version, created_s))
+        fetched, checkpoint = self._prepared
+        described, self._is_whole = fetched.described, False
+        try:
+            with self._reloading():
+                self.model.load_weights(checkpoint.tensors())
+        except Exception as error:
+            raise WeightsTorn(
+                f"loading version {version} of weights {described.name!r} broke off: the server "
+                "has a mixture of two versions until all of one is loaded. "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._is_whole, self._catalogue.used = True, described
+        if fetched.loaded is not None:
+            fetched.loaded()
+
+    def finish_weight_update(self) -> None:
+        """Do nothing: the weights are loaded, or the update has failed."""
+
+    def shutdown(self) -> None:
+        """Close the connection to Redis; the weights stay."""
+        client, self._client, self._info, self._state = self._client, None, None, None
+        if client is not None:
+            del self._copy, self._catalogue
+            client.close()
+
+    def _of_first(self, step: Callable[[], T]) -> T:
+        """Take a step in all workers of this server; return the result of the first.
+
+        If it fails in one of them, all raise an error: then none changes its model alone.
+        """
+        error: RedrbError | None = None
+        found: Any = None
+        try:
+            found = step()
+        except RedrbError as failed:
+            error = failed
+        workers = self.parallel_config.world_size
+        if workers > 1:
+            group = get_world_group().cpu_group
+            mine = found, None if error is None else f"{type(error).__name__}: {error}"
+            of_all: list[Any] = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(of_all, mine, group=group)
+            found = of_all[0][0]
+            failures = [text for _, text in of_all if text is not None]
+            if failures and error is None:
+                raise WeightError(f"another worker of this server has failed: {failures[0]}")
+        if error is not None:
+            raise error
+        return cast("T", found)
+
+    def _ready(self) -> Catalogue:
+        if self._info is None:
+            raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
+        return self._catalogue
+
+    def _newest(self) -> tuple[int, float]:
+        newest = self._ready().newer_than(0)
+        if newest is None:
+            raise self._catalogue.missing(None)
+        return newest.version, newest.created_s
+
+    def _prepare(self, version: int, created_s: float | None) -> None:
+        """Fetch a version, and check that it fits the model."""
+
+        def attempt(pin: Pin) -> FetchedVersion:
+            found = self._copy.reach(pin, needed=lambda _: None, wanted=version)
+            if found is None:
+                raise self._catalogue.missing(version)
+            return found
+
+        fetched = fetching(self._ready(), self._copy.forget, attempt)
+        described = fetched.described
+        if created_s is not None and described.created_s != created_s:
+            raise WeightError(
+                f"version {version} of weights {described.name!r} is another one than was asked "
+                "for: Redis was emptied meanwhile. Load the newest version."
+            )
+        self._state = fetched.state or self._state
+        checkpoint = Checkpoint.of(described, self._state, fetched.adapter, self._prefix)
+        self._check_fits(checkpoint)
+        self._prepared = fetched, checkpoint
+
+    def _check_fits(self, checkpoint: Checkpoint) -> None:
+        """Load tensors without data, which change nothing, or raise WeightMismatch."""
+        shapes = tuple(
+            (name, tensor.shape, tensor.dtype) for name, tensor in checkpoint.stored.items()
+        )
+        if hash(shapes) in self._fitting or self.model_config.quantization is not None:
+            return  # quantised layers look at the data: their loaders check
+        wrong = [
+            name for name, tensor in checkpoint.stored.items() if not tensor.is_floating_point()
+        ]
+        if wrong:
+            raise WeightMismatch(
+                f"{wrong[0]!r} is {checkpoint.stored[wrong[0]].dtype}: the weights of this model "
+                "are floating-point numbers."
+            )
+        expected = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
+        with self._reloading(is_trial=True), _NoCopies():
+            try:
+                loaded = self.model.load_weights(
+                    (name, torch.empty_like(tensor, device="meta"))
+                    for name, tensor in checkpoint.stored.items()
+                )
+            except Exception as error:  # loaders raise what they like
+                raise WeightMismatch(
+                    f"weights {self._catalogue.name!r} do not fit the server's model "
+                    f"{self.model_config.model!r}: {type(error).__name__}: {error}"
+                ) from error
+        missing = expected - set(loaded) if loaded is not None else set()
+        if missing:
+            raise WeightMismatch(
+                f"weights {self._catalogue.name!r} have no tensors for {len(missing)} parameters "
+                f"of the server's model {self.model_config.model!r}: "
+                f"{', '.join(sorted(missing)[:3])}."
+            )
+        self._fitting = (hash(shapes),)
+
+    @contextmanager
+    def _reloading(self, *, is_trial: bool = False) -> Iterator[None]:
+        """Collect the tensors of each layer, which changes once it has all of them.
+
+        In a trial, and after an error, layers that have not changed stay as they are.
+        """
+        initialize_layerwise_reload(self.model)
+        done = False
+        try:
+            if is_trial:
+                self._load_at_once()
+            yield
+            done = not is_trial
+        finally:
+            for layer in self.model.modules():
+                info = get_layerwise_info(layer)
+                if not done and info.can_load():
+                    # nothing was loaded, and nothing was to be
+                    info.load_numel, info.load_numel_total = 0, 0
+                    info.loaded_weights.clear()
+            finalize_layerwise_reload(self.model, self.model_config)
+
+    def _load_at_once(self) -> None:
+        """Let tensors go into the model's parameters without data, which stand there now."""
+        for layer in self.model.modules():
+            own: list[Any] = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+            for tensor in own:
+                loader = getattr(tensor, "weight_loader", None)
+                while getattr(loader, "__name__", "") == "online_process_loader":
+                    loader = tensor.weight_loader = loader.__wrapped__

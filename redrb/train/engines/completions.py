@@ -1,0 +1,63 @@
+"""What an engine samples, and what is checked in a server's reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Finish: TypeAlias = Literal["stop", "length", "abort"]
+"""Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
+
+_LEAST, _ROUNDING = -3e38, 1e-4
+"""The least log-probability that float32 holds, and what rounding may add to one of 0."""
+
+_TOKENS = 2**31
+"""No vocabulary has a token id as large as this."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """A sampled completion.
+
+    Attributes:
+        tokens: Token ids, the stop token included.
+        log_probs: Log-probability of each, as the server computed it.
+        versions: Weight version that computed each; -1: not known.
+        finish: Why it ended.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Finish = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The reply to one request of an engine, as the server sent it.
+
+    Attributes:
+        labels: The label of the weights that sampled each token, where the server tells; else that
+            of the server's weights afterwards, alone; empty: not asked for.
+    """
+
+    tokens: list[Any]
+    log_probs: list[Any]
+    finish: Any
+    labels: list[str] = field(default_factory=list)
+
+
+def missing_in(part: Sampled, most: int) -> str | None:
+    """Return what a reply lacks to be a completion of at most `most` tokens; None: nothing."""
+    count = len(part.tokens)
+    if count != len(part.log_probs):
+        return "a log-probability for each token"
+    if count > most or (not count and most and part.finish != "abort"):
+        return f"at most {most} tokens, and at least one: they were {count}"
+    if not all(type(token) is int and 0 <= token < _TOKENS for token in part.tokens):
+        return "token ids, which are whole numbers from 0 on"
+    if not all(
+        type(each) in (int, float) and _LEAST <= each <= _ROUNDING for each in part.log_probs
+    ):
+        return "log-probabilities, which are numbers up to 0"
+    return None
