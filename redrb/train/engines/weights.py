@@ -10,7 +10,6 @@ import math
 import shutil
 import socket
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +58,7 @@ _WRITE_S = 600.0
 _LOADINGS = 10
 """Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
 
-_PASSING = (WeightsReplacedError, WeightsKeptError, WeightCorrupt, DecodeError)
+_PASSING = (WeightsReplacedError, WeightCorrupt, DecodeError)
 """Errors after which `update` loads once more: damage passes with the next version."""
 
 
@@ -170,7 +169,7 @@ class EngineWeights:
         self._given = await insist_async(
             load,
             lambda error: _log.warning("%s", error),
-            passes=lambda error: isinstance(error, _PASSING),
+            passes=lambda error: isinstance(error, _PASSING) or _is_damage(error),
             over=lambda: next(loadings) >= _LOADINGS,
             pauses=wait_fixed(_PAUSE_S),
         )
@@ -181,8 +180,12 @@ class EngineWeights:
         outage = Outage("the server does not get the newest weights")
 
         async def update() -> None:
-            with suppress(WeightTimeout):
+            try:
                 await self.update(timeout=_WAIT_S)
+            except WeightTimeout:
+                pass
+            except WeightsKeptError as error:
+                _log.warning("%s The server goes on with what it has.", error)
 
         while True:
             await insist_async(
@@ -283,3 +286,7 @@ class EngineWeights:
                 shutil.copy2(file, path / file.name)
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
         save_safetensors(path / SINGLE, dict(chosen.tensors()))
+
+
+def _is_damage(error: BaseException) -> bool:
+    return isinstance(error, WeightsKeptError) and error.is_damage
