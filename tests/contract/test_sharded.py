@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, ShardedStream, Status, StoreFull
@@ -258,6 +259,16 @@ def test_a_put_that_may_still_arrive_stays_in_its_shard(
         stream.put(numbered(1), timeout=0)
     assert len(set(tried)) == 1
     assert len(stream) == 1
+
+
+def test_groups_that_a_shard_drops_are_put_nowhere_else(open_shards: Open) -> None:
+    stream = open_shards(2, on_bad_group="drop")
+    other = redrb.BufferItem(torch.arange(4), torch.zeros(2))
+    shard(open_shards(2), 1).put(other)  # completed groups of this shard have these fields
+    ids = [each for number in range(4) for each in stream.put_many([[numbered(number)]] * 2)]
+    assert {name for name, _ in ids} == {"math@0"}
+    assert len(ids) == len(set(ids)) == 4
+    assert len(stream) == 5
 
 
 def test_every_process_gives_the_same_number_of_shards(open_shards: Open) -> None:
