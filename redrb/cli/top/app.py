@@ -168,8 +168,8 @@ class Overview(Picture):
     def _draw_state(self, state: State, width: int) -> None:
         task = chosen_task(state, self.app.selected)
         name = self.app.selected or (task.name if task else "")
-        table = task_table(state.tasks, state.tasks_total, self.app.observer.history, width)
-        self._tasks.fill(table, [each.name for each in state.tasks], name)
+        table = task_table(state.shown, state.tasks_total, self.app.observer.history, width)
+        self._tasks.fill(table, [each.name for each in state.shown], name)
         table = worker_table(task, name, width)
         workers = [each.name for each in task.workers] if task else []
         self._workers.fill(table, workers)

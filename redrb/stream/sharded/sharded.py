@@ -21,6 +21,7 @@ from redrb.errors import (
     StoreUnavailable,
 )
 from redrb.experience import BufferItem, Status
+from redrb.keys import MOST_SHARDS
 from redrb.scopes import Closing
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.mixture.lease import MixtureLease
@@ -34,12 +35,10 @@ from redrb.stream.sharded.shards import Shards
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.lease import Lease
-from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.ledger import StreamStats, summed
 from redrb.stream.task.settings import LEASE_MS
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.words import counted
-
-MOST_SHARDS = 1024
 
 Ids: TypeAlias = tuple[tuple[str, int], ...]
 """Task and id of each group."""
@@ -172,7 +171,7 @@ class ShardedStream(Closing):
         Raises:
             StoreUnavailable: No shard could be reached.
         """
-        return StreamStats.summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
+        return summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
 
     def close(self) -> None:
         """Close the shards: their leased groups are requeued. The client stays open."""

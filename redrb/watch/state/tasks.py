@@ -53,7 +53,7 @@ def with_holdings(
     return tuple(worker if worker.alive else held(worker) for worker in workers)
 
 
-_FIELDS = (*STORED_NAMES, "incarnation")
+_FIELDS = (*STORED_NAMES, "incarnation", "shards")
 
 
 def read_tasks(
@@ -131,6 +131,7 @@ def _task(name: str, found: Observed, announced: Announced) -> TaskState | None:
         workers_total=found.workers_total - len(read) + len(workers),
         stored_bytes=round(stored.bytes_put / found.put * stored.stored) if found.put else 0,
         memory_bytes=found.memory_bytes,
+        shards=int(found.settings.get("shards", 0)),
     )
 
 
