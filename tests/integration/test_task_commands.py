@@ -191,7 +191,7 @@ def test_the_sum_of_shards_is_looked_at_as_a_task(store, namespace, run):
         assert "WORKERS of math@* (" in out
         assert "WORKERS of math@0" not in out
         status, _, err = run("stats", "code@*")
-    assert status == 1
+    assert status == 2
     assert "there is no task 'code@*'" in err
 
 
