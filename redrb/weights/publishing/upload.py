@@ -19,7 +19,7 @@ from redrb.weights.wire.calls import Begun
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, upload
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
-from redrb.weights.wire.manifest import Blob, ChunkSource, Delta, Manifest, pack_hashes
+from redrb.weights.wire.manifest import ChunkSource, Delta, Manifest, pack_hashes
 
 _UPLOADED_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000
@@ -86,9 +86,8 @@ class Upload:
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
             hashes = pack_hashes(self._upload_difference(difference, sum(sizes)))
-            blob = Blob(self.token, 0, len(sizes), hashes)
             packed = struct.pack(f">{len(sizes)}I", *sizes)
-            delta = Delta(difference.base, difference.before, packed, (blob,))
+            delta = Delta(difference.base, difference.before, packed, self.token, hashes)
         checksums: tuple[int, ...] = known or ()
         sources: tuple[ChunkSource, ...] = ()
         heads: tuple[int, ...] = ()

@@ -42,8 +42,8 @@ def ranges(runs: Iterable[ChunkSource], kind: str = "") -> str:
 
 def pieces_of(manifest: Manifest) -> list[ChunkSource]:
     """Return the runs of a delta's keys."""
-    blobs = manifest.delta.blobs if manifest.delta is not None else ()
-    return [ChunkSource(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
+    delta = manifest.delta
+    return [] if delta is None else [ChunkSource(delta.token, 0, len(delta.checksums) // 8)]
 
 
 def uploaded_ranges(manifest: Manifest, token: int) -> str:
