@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from redrb.cli.output import age, printable, printable_lines, size
-from redrb.words import counted
+from redrb.cli.output import age, size
+from redrb.words import counted, printable, printable_lines
 
 if TYPE_CHECKING:
     from redrb.watch.groups import GroupView, LeaseView, SampleView, TokensView

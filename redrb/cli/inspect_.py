@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redrb.cli.arguments import TASK, Commands, add_command, add_flag, add_group
-from redrb.cli.output import check_reader, printable_lines, show, size, table
+from redrb.cli.output import check_reader, show, size, table
 from redrb.cli.watching import add_watch
 from redrb.errors import ConfigError, StoreUnavailable
+from redrb.words import printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

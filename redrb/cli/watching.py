@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
 from redrb import environment
-from redrb.cli.output import printable_lines
 from redrb.errors import RedrbError, StoreError
-from redrb.words import counted
+from redrb.words import counted, printable_lines
 
 Run = Callable[[argparse.Namespace], int]
 

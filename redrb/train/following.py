@@ -25,7 +25,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.keys import WeightKeys, maker_key, trainer_key
+from redrb.keys import maker_key, trainer_key
 from redrb.train.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
@@ -195,7 +195,7 @@ class MakerWeights(BackgroundFetch):
             DecodeError: An announcement is damaged.
         """
         started = time.monotonic()
-        missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
+        missing = MissingWeights(self.client, self.namespace, self.name)
         cause: Exception | None = None
         outage = Outage(f"maker {self.maker!r} still waits for weights")
 

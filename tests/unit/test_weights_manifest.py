@@ -330,7 +330,8 @@ def test_a_million_chunks_are_read_quickly_and_more_are_refused():
                 "format": 3, "kind": "delta", "version": 2, "names": 1, "nbytes": 64 * chunks,
                 "chunk_bytes": 64, "layout": 1, "checksums": bytes(8 * chunks), "sources": [],
                 "spread": 0, "delta": {
-                    "base": 1, "before": 1, "sizes": bytes(4 * chunks), "token": 1, "checksums": b"",
+                    "base": 1, "before": 1, "sizes": bytes(4 * chunks), "token": 1,
+                    "checksums": b"",
                 },
             }
         )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from rich.text import Text
 
-from redrb.cli.output import age, printable
+from redrb.cli.output import age
+from redrb.words import printable
 
 Part: TypeAlias = "str | tuple[str, str] | Text"
 """Words of a line: plain, with a style, or a line of such words."""
@@ -48,14 +50,7 @@ def cut(made: Text, width: int) -> Text:
 
 def wrapped(words: str, width: int) -> list[str]:
     """Return words in lines of at most `width` columns; a longer word is broken."""
-    width, lines = max(1, width), [""]
-    for word in printable(words).split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-        while len(lines[-1]) > width:
-            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
-    return lines
+    return textwrap.wrap(printable(words), max(1, width), break_on_hyphens=False) or [""]
 
 
 def amount(number: float) -> str:

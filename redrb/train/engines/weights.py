@@ -207,7 +207,7 @@ class EngineWeights:
         began = time.monotonic()
         ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
-            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
+            self._missing = MissingWeights(self.client, self.namespace, self.name)
         while True:
             left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
             found = await asyncio.to_thread(self._look, left)

@@ -70,7 +70,7 @@ class Catalogue:
         self.keys = WeightKeys.of(namespace, name)
         self.client = client.at(self.keys.versions)
         self.everywhere = client
-        self.name = name
+        self.namespace, self.name = namespace, name
         self.used: WeightVersion | None = None
 
     def newer_than(self, version: int) -> WeightVersion | None:
@@ -105,7 +105,7 @@ class Catalogue:
 
     def _wait(self, version: int, *, larger: bool) -> WeightVersion:
         deadline = here()
-        missing = MissingWeights(self.everywhere, self.keys, self.name)
+        missing = MissingWeights(self.everywhere, self.namespace, self.name)
         look = self.newer_than if larger else self.other_than
         while True:
             last = deadline.over
