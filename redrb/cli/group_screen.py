@@ -211,7 +211,6 @@ def _reward(reward: float | None) -> tuple[str, str]:
 
 
 def _range(rewards: Sequence[float | None]) -> str:
-    """Return the lowest and highest reward, if there are two."""
     known = [each for each in rewards if each is not None]
     if len(known) < 2:
         return "-"

@@ -143,7 +143,6 @@ def _absent(options: argparse.Namespace, gone: Sequence[str]) -> str:
 
 
 def _show_rows(client: Client, options: argparse.Namespace) -> int:
-    """Show rows of a table."""
     for name in (*_RANKS, "status", "where", "looks", "tokenizer", "follow"):
         if getattr(options, name) not in (None, False):
             raise ConfigError(

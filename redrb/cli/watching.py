@@ -85,7 +85,6 @@ def _print(run: Run, options: argparse.Namespace, look_s: float) -> None:
 
 
 def _draw(run: Run, options: argparse.Namespace, look_s: float) -> None:
-    """Look once, and show the result from the top of the terminal on."""
     picture = _Picture()
     try:
         with redirect_stdout(picture), redirect_stderr(picture):
@@ -104,7 +103,6 @@ def _draw(run: Run, options: argparse.Namespace, look_s: float) -> None:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Return a line in parts that fit a terminal, in which a character may take two columns."""
     if len(line) <= width and line.isascii():
         return [line]
     from rich.console import Console

@@ -221,7 +221,6 @@ class RecipeTrainer(Trainer):
             return self._recipe.evaluate(models)
 
     def _publish(self) -> None:
-        """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             with Deadline(budget=self._stop):
                 self.send_weights()

@@ -69,9 +69,7 @@ class Maker(Closing):
     does, and what happens while Redis is away.
 
     Attributes:
-        name: Name of the maker.
         experience_maker: The object that turns prompts into experience.
-        generate_kwargs: Options of generation.
     """
 
     def __init__(

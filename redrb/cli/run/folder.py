@@ -137,11 +137,7 @@ class RunFolder:
         return None
 
     def clear_state(self) -> None:
-        """Delete checkpoints, and the data of earlier runs' server.
-
-        Raises:
-            ConfigError: A server uses the data; nothing is deleted.
-        """
+        """Delete checkpoints and servers' data; raises ConfigError if one is in use."""
         if self.redis.exists():
             delete_data(self.redis)
         if self.checkpoints.exists():
@@ -161,11 +157,7 @@ class RunFolder:
 
 
 def _lock(file: int, seconds: float) -> bool:
-    """Lock a file within `seconds`; returns False if another process holds the lock.
-
-    Raises:
-        ConfigError: The file system has no locks.
-    """
+    """Lock a file in `seconds`; False: another process has it. Raises ConfigError without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

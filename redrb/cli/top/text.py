@@ -147,7 +147,6 @@ def fitted(
 
 
 def _within(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the numbers of the columns that fit."""
     shown = [*range(len(columns))]
     while _INDENT + sum(columns[each].width + _GAP for each in shown) - _GAP > width:
         least = max(shown, key=lambda number: (columns[number].importance, number))
@@ -160,7 +159,6 @@ def _within(columns: Sequence[Column], width: int) -> list[int]:
 def _spread(
     columns: Sequence[Column], shown: Sequence[int], needs: Sequence[int], width: int
 ) -> dict[int, int]:
-    """Return the widths of columns; the first, then the last, is narrower if it has to be."""
     widths = {number: columns[number].width for number in shown}
     spare = width - _INDENT - sum(widths.values()) - _GAP * (len(shown) - 1)
     first, last = shown[0], shown[-1]

@@ -164,7 +164,6 @@ class Generation:
     def _take(
         self, stream: ExperienceStream, count: int, where: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[int, list[BufferItem], Lease]]:
-        """Yield id, items and lease of groups that wait, at most `count`."""
         waiting = min(count, stream.count(where=where)) if count else 0
         if waiting:
             try:
@@ -213,7 +212,6 @@ def _entry_at(number: int) -> list[BufferItem]:
 
 
 def _place(items: Sequence[BufferItem]) -> int:
-    """Return the place in the data set that an entry holds."""
     with Reading("the place of a prompt"):
         place = items[0].extras["place"]
         if type(place) is not int or place < 0:

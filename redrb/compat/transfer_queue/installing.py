@@ -46,7 +46,6 @@ def install() -> ModuleType:
 
 
 def _replaced(module: ModuleType, names: list[str]) -> dict[int, tuple[Any, Any]]:
-    """Return what is to be replaced, and by what, by identity."""
     pairs: list[tuple[Any, Any]] = []
     for source in (sys.modules.get(NAME), sys.modules.get(_VERL)):
         pairs.append((source if source is not sys.modules.get(_VERL) else None, module))

@@ -144,6 +144,5 @@ def _orphans(partition: Partition) -> list[str]:
 
 
 def _prompt_of(key: str) -> str | None:
-    """Return the key of the prompt of a trajectory; None for another row."""
     found = _TRAJECTORY.fullmatch(key)
     return None if found is None else found[1]

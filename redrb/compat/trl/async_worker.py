@@ -85,7 +85,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
     Groups beyond the trainer's `max_staleness` expire. All members belong to the trainer's thread.
 
     Args:
-        stream: The stream of the task.
         weights: Given to the same trainer as `weight_transfer`: with it samples' weight versions
             are compared with the trainer's.
         group_size: Samples of each group; None accepts any number.

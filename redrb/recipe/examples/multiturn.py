@@ -134,7 +134,6 @@ class Multiturn(EpisodeRecipe):
         return [*tokens, end], [*own, end]
 
     def _tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text in an episode, without BOS."""
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 

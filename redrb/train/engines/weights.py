@@ -246,7 +246,6 @@ class EngineWeights:
         return self._versions.path(label)
 
     def _write(self, found: WeightVersion, path: Path) -> None:
-        """Write a version into a new folder."""
         fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
         if fetched.state is None:
             raise WeightError(

@@ -196,7 +196,6 @@ class Checkup:
             self._found += self._allowed(what, partial(find, client, server))
 
     def _examine_tasks(self) -> tuple[Examination, ...]:
-        """Return what is stored of the tasks, and note the findings."""
         client, state = self._client, self.state
         if self._task:
             unread: Sequence[str] = [] if state.tasks else [self._task]
@@ -215,7 +214,6 @@ class Checkup:
         return tuple(examined)
 
     def _examine_tables(self) -> tuple[TableExamination, ...]:
-        """Return what is stored of the tables, and note the findings."""
         examined: list[TableExamination] = []
         for table in self.state.tables:
             if table.readable:

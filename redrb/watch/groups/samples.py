@@ -17,11 +17,7 @@ class Samples:
     """The samples of one group, whose bytes were checked in full."""
 
     def __init__(self, blob: bytes, limits: Limits) -> None:
-        """Check the bytes of a group.
-
-        Raises:
-            DecodeError: They are not a group.
-        """
+        """Check the bytes of a group; raises DecodeError where they are none."""
         self._layout: GroupLayout = parse_group(blob)
         self._limits = limits
         self._left = limits.decoded_bytes

@@ -165,7 +165,6 @@ class StateReader:
         )
 
     def _servers(self) -> tuple[tuple[ServerState, ...], float]:
-        """Return the servers, and the time of the first one."""
         found, now_s = [], 0.0
         for primary in self._client.primaries():
             pipeline = Pipeline()
@@ -181,7 +180,6 @@ class StateReader:
         return tuple(found), now_s
 
     def _names(self) -> tuple[list[str], int, list[str], list[str]]:
-        """Return names of tasks, how many there are, and names of tables and of weights."""
         registry = Registry(self._client, self._namespace)
         try:
             weights = list(islice(registry.names("weights"), self._most_names))

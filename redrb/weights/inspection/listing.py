@@ -108,8 +108,6 @@ class RemovedWeights:
     """Weights that were deleted.
 
     Attributes:
-        name: Their name.
-        versions: The deleted versions.
         stored_bytes: Their bytes in Redis, without manifests.
     """
 

@@ -34,12 +34,10 @@ class Upload:
     """Uploads one version under a token that no other attempt has.
 
     Attributes:
-        version: Number of the version.
         token: Number of the attempt, which is in the names of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
         is_first: Whether nothing is published yet, or any more.
         is_asked: Whether a reader has asked for a full version.
-        is_committed: Whether it was committed.
         nbytes: Size of the state.
     """
 
@@ -73,7 +71,6 @@ class Upload:
         """Store the difference, the whole state, or both; returns the manifest of the version.
 
         Args:
-            difference: Difference from the version before.
             whole: Whether to store the whole state, for readers without the version before.
             anchor: The last version that was stored in full: its chunks are not sent again.
             adapter: Settings of an adapter's layers, if the state is one.

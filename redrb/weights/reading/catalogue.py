@@ -50,8 +50,6 @@ class Step:
     Attributes:
         how: What to fetch: "full", the whole state; "delta", the delta to it; "lora", an adapter;
             "same", nothing, since the reader has the version.
-        manifest: The version's manifest.
-        described: The version as users see it.
     """
 
     how: How
@@ -219,7 +217,6 @@ class Pin(Entered):
     """Keeps the versions that one fetch needs from being deleted, until the end of its `with`.
 
     Attributes:
-        catalogue: The versions.
         version: The version that is fetched now; 0: not known.
     """
 
@@ -242,7 +239,6 @@ class Pin(Entered):
         Args:
             have: Version of the state that the reader has, 0 for none.
             wanted: The version to reach; 0 for the newest, unless that is `used`.
-            used: Version that the reader uses.
         """
         catalogue = self.catalogue
         used_ms = round(catalogue.created_s(used) * 1000)

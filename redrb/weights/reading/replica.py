@@ -56,7 +56,6 @@ class Replica:
     """The needed chunks of one version's state.
 
     Attributes:
-        state: The bytes.
         needed: Chunks that are kept up to date, None for all.
         manifest: Manifest of its version; None while the state holds none, or a mixture.
         torn: Whether a write to the state was begun since its user has set this to False.
@@ -190,7 +189,6 @@ class Replica:
 
 
 def _fetched_part(pin: Pin, manifest: Manifest, delta: Delta, wanted: range) -> Bytes:
-    """Return the bytes `wanted` of a delta."""
     size, keys = manifest.chunk_bytes, pin.catalogue.keys
     pieces = range(wanted.start // size, -(-wanted.stop // size))
     begin = pieces.start * size

@@ -33,7 +33,6 @@ class FetchedVersion:
     """A version that was fetched and checked.
 
     Attributes:
-        described: The version as users see it.
         state: Its state; None for an adapter whose base was never published.
         adapter: The adapter that belongs on top of the state, if the version is one.
         loaded: Called after it was loaded. It is given if the state is in the host's shared memory,

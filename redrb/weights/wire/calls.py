@@ -80,9 +80,6 @@ class TakeOver(Call[str], frozen=True):
     """Make a publisher the owner; returns the owner, as other calls are to name it.
 
     Publishers that were owners before can commit nothing more.
-
-    Attributes:
-        name: A random one.
     """
 
     script: ClassVar = "weights/take_over"
@@ -154,7 +151,6 @@ class Committed(Kept, frozen=True, kw_only=True):
         outcome: "fenced": another publisher is the owner; "stale": `newest` is not below the
             version; "base": the delta or adapter starts from another version than the newest;
             "gone": a newer attempt has begun, or this one was dropped.
-        created_ms: Time of the commit.
         newest: The newest version.
     """
 
@@ -263,7 +259,6 @@ class Ask(Call[bool], frozen=True):
 
     Attributes:
         version: The version that a reader has found damaged.
-        key: What is damaged.
     """
 
     script: ClassVar = "weights/ask"

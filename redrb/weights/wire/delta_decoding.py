@@ -132,7 +132,6 @@ def _parse(
 
 
 def _cut(stream: Bytes, sizes: Iterable[int]) -> Iterator[Bytes]:
-    """Yield the parts of a stream, of these sizes."""
     return (stream[start:end] for start, end in pairwise(accumulate(sizes, initial=0)))
 
 

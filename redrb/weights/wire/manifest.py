@@ -65,7 +65,6 @@ class WeightVersion:
     """A published version.
 
     Attributes:
-        name: Name of the weights.
         version: Its number, >= 1; each is larger than the one before.
         kind: "full": all tensors; "delta": the changes since the version before; "lora": an
             adapter.
@@ -263,7 +262,6 @@ def _check_hashes(name: str, hashes: bytes, count: int) -> None:
 
 
 def _check_sources(runs: Sequence[ChunkSource], chunks: int) -> None:
-    """Check that runs list each chunk once."""
     listed = 0
     for run in runs:
         if run.first != listed:
