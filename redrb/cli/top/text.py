@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,7 +49,14 @@ def cut(made: Text, width: int) -> Text:
 
 def wrapped(words: str, width: int) -> list[str]:
     """Return words in lines of at most `width` columns; a longer word is broken."""
-    return textwrap.wrap(printable(words), max(1, width), break_on_hyphens=False) or [""]
+    width, lines = max(1, width), [""]
+    for word in printable(words).split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+        while len(lines[-1]) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return lines
 
 
 def amount(number: float) -> str:
