@@ -184,7 +184,6 @@ def _show_rows(client: Client, options: argparse.Namespace) -> int:
 
 
 def _follow(follower: Follower, options: argparse.Namespace) -> int:
-    """Show groups as they arrive; while Redis is away, say so once and go on."""
     paced = sys.stdout.isatty() and not options.json
     never = threading.Event()
     shown, away = 0, ""

@@ -213,7 +213,6 @@ class RecipeTrainer(Trainer):
 
     @torch.no_grad()
     def _evaluate(self) -> Mapping[str, Any] | None:
-        """Return the recipe's evaluation of the current weights; None on ranks that have none."""
         if rank_here() != 0 and not self._recipe.shard:
             return None
         models = self.plain_models

@@ -341,7 +341,6 @@ def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tup
 
 
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
-    """Return the rows of a dense tensor or array, which have the same head."""
     head = head_of(kind, dtype, tuple(values.shape[1:]), what)
     data = memoryview(
         _bytes_of(values, what) if kind == TENSOR else values.reshape(-1).view(np.uint8)

@@ -229,7 +229,6 @@ class JobEnd:
         return followed, ends[0]
 
     def _read(self, name: str, wait_s: float = 0.0) -> Announcement | None:
-        """Return the newest announcement of a trainer; wait for another one."""
         if name not in self._readers:
             key = trainer_key(self.weights.namespace, name)
             self._readers[name] = AnnouncementReader(self.weights.client, key)

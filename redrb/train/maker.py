@@ -190,7 +190,6 @@ class Maker(Closing):
                 stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
 
     def _make_parts(self, inputs: Any) -> None:
-        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
         rest, left = inputs, True
         while left:
             count = getattr(self.experience_maker, "count_groups", rows_of)

@@ -273,7 +273,6 @@ class TrainingLoop:
         worker.steps.begin()  # updates and checkpoints may hang as well
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""
         self._save()
         self._acknowledge_leased()
 

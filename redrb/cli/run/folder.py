@@ -25,11 +25,7 @@ _RECORDS = ("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log", "run
 
 @dataclass(frozen=True)
 class Owner:
-    """The job that a folder belongs to.
-
-    Attributes:
-        demo: Whether it is the demo, of which a folder keeps only records.
-    """
+    """The job that a folder belongs to; of a `demo` a folder keeps only records."""
 
     recipe: str
     file: str

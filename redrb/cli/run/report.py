@@ -19,11 +19,7 @@ _REMARKS = {
 
 
 def summary(seconds: float, history: JobEvents, stats: StreamStats | None) -> dict[str, Any]:
-    """Return the figures of a job, over all its runs, as `--json` prints them.
-
-    Args:
-        seconds: Seconds of the newest run.
-    """
+    """Return the figures of a job, over all its runs, as `--json` prints them."""
     of_all = history.runs_s + seconds
     return {
         "reward_first": history.reward_first,

@@ -264,11 +264,7 @@ class Help(Page):
 
 
 class Top(App[int]):
-    """The live screen.
-
-    Attributes:
-        selected: Name of the selected task; "": the first with workers.
-    """
+    """The live screen of a task, at first the first one with workers."""
 
     CSS = """
     Static { text-wrap: nowrap; text-overflow: ellipsis; }

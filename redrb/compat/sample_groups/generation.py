@@ -66,11 +66,7 @@ class Generation:
         self._finishes = False
 
     def hand_out(self, count: int, prompt: Callable[[int], list[Any]]) -> list[list[Any]]:
-        """Return groups to generate: those that were begun before first, then the next prompts.
-
-        Args:
-            prompt: Returns the group of a place in the data set.
-        """
+        """Return groups to generate: those begun before, then new ones, which `prompt` makes."""
         groups: list[list[Any]] = []
         while True:
             found: list[tuple[list[Any], HandedOut]] = []

@@ -55,7 +55,6 @@ def _replaced(module: ModuleType, names: list[str]) -> dict[int, tuple[Any, Any]
 
 
 def _replace(replaced: dict[int, tuple[Any, Any]]) -> None:
-    """Replace names in all loaded modules but those of TransferQueue itself."""
     for holder in list(sys.modules.values()):
         if not isinstance(holder, ModuleType) or holder.__name__.partition(".")[0] == NAME:
             continue

@@ -240,7 +240,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
 
 
 def _advantages(rewards: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:
-    """Return advantages as TRL computes them, 0 without a reward, and the standard deviation."""
     scored = ~np.isnan(rewards)
     advantages = np.zeros_like(rewards)
     if not scored.any():

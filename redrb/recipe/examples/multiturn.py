@@ -139,11 +139,7 @@ class Multiturn(EpisodeRecipe):
 
 
 def added(result: str, call: str) -> str:
-    """Return the calculator's answer to a call such as `3+8?`, or `+5?` after a result.
-
-    Returns:
-        The sum; nothing if the call is malformed.
-    """
+    """Return the calculator's answer to `3+8?`, or `+5?` after a result; "" if it is malformed."""
     if call.startswith("+"):
         call = result + call
     numbers = call.removesuffix(CALL).split("+")

@@ -176,7 +176,6 @@ class Groups:
         return self._group(prompt, right)
 
     async def _group(self, prompt: Any, right: Admission | None) -> None:
-        """Run all episodes of a new group, and put it."""
         key = uuid.uuid4().hex
         try:
             made = await self._together(

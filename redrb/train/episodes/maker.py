@@ -197,7 +197,6 @@ class EpisodeMaker:
                         task.cancel()
 
     async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
-        """Load the first weights, and follow the later ones in a task."""
         if self._weights is None:
             return []
         if not await self._waits(self._weights.update(), ended):

@@ -45,12 +45,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What doctor found and did.
-
-    Attributes:
-        findings: The troubles, the worst first; after repairs, those that remain.
-        state: None if Redis is away.
-    """
+    """What doctor found, the worst first, and did; findings that it repaired are not in it."""
 
     findings: tuple[Finding, ...]
     repairs: tuple[Repair, ...] = ()
@@ -123,11 +118,7 @@ def _slots(client: Client) -> tuple[Finding, ...]:
 
 
 class Checkup:
-    """All checks, one after the other; one that fails or is not allowed is a finding.
-
-    Attributes:
-        left_names: Names in the registry that name nothing.
-    """
+    """All checks, one after the other; one that fails or is not allowed is a finding."""
 
     def __init__(
         self, client: Client, namespace: str, look: Callable[[], State], task: str = ""

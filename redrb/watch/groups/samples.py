@@ -99,7 +99,6 @@ class Samples:
         )
 
     def _arrays(self, row: int) -> Iterator[tuple[FieldView, Array | None]]:
-        """Yield the tensors of a sample; None for one that is too large."""
         for column, field in enumerate(self._layout.fields):
             shape = self._layout.shapes(column)[row]
             if shape is None:

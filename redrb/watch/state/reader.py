@@ -200,7 +200,6 @@ class StateReader:
 
 
 def _with_claims(table: TableState, tasks: Sequence[TaskState]) -> TableState:
-    """Return a table with what waits and is leased of each task that claims its rows."""
     ledgers = {task.name: task.main.stats.ledger for task in tasks if task.main}
 
     def counted(claim: ClaimState) -> ClaimState:

@@ -105,11 +105,7 @@ def stored_bytes(name: str, entries: Iterable[tuple[bytes, Sequence[bytes]]]) ->
 
 @dataclass(frozen=True, slots=True)
 class RemovedWeights:
-    """Weights that were deleted.
-
-    Attributes:
-        stored_bytes: Their bytes in Redis, without manifests.
-    """
+    """Weights that were deleted; `stored_bytes` counts no manifests."""
 
     name: str
     versions: tuple[int, ...]

@@ -58,11 +58,7 @@ class Step:
 
 
 class Catalogue:
-    """The published versions of one name.
-
-    Attributes:
-        used: The version in use, as far as it is known.
-    """
+    """The published versions of one name, and the one in use, as far as it is known."""
 
     def __init__(self, client: Client, name: str, namespace: str) -> None:
         self.keys = WeightKeys.of(namespace, name)
@@ -214,11 +210,7 @@ class Catalogue:
 
 
 class Pin(Entered):
-    """Keeps the versions that one fetch needs from being deleted, until the end of its `with`.
-
-    Attributes:
-        version: The version that is fetched now; 0: not known.
-    """
+    """Keeps versions that a fetch needs from being deleted, until the end of its `with`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue

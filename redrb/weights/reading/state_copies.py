@@ -117,7 +117,6 @@ class PrivateCopy:
         return FetchedVersion(steps[-1].described, state, fetch_adapter(steps[-1], pin))
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
-        """Return a replica for a layout: the present one if it has the needed chunks."""
         old = self._replica
         if old is None or old.layout != layout:
             return Replica(StateBytes(layout), needed)

@@ -79,7 +79,6 @@ def _answer(prompt: Tensor) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _held_out_digits() -> frozenset[tuple[int, ...]]:
-    """Return the digits of every held-out prompt; the same in every process."""
     generator = torch.Generator().manual_seed(HELD_OUT_SEED)
     found: set[tuple[int, ...]] = set()
     while len(found) < HELD_OUT_COUNT:
