@@ -19,7 +19,6 @@ from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import Fault, log_filtered, raised
 
 Ready: TypeAlias = tuple[list[int], list[float]]
-"""Rows of completions, and the reward of each."""
 
 Results: TypeAlias = list[Any] | dict[int, Any]
 """What the function returned for each row, or its exception."""

@@ -73,7 +73,6 @@ def _sampled(
 R = TypeVar("R")
 
 _Request: TypeAlias = tuple[Turn, asyncio.Future[Generation]]
-"""One call of `generate`."""
 
 
 class LocalEngine:

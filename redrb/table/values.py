@@ -195,7 +195,6 @@ def is_tensor(value: object) -> bool:
 
 
 _TENSORS: dict[type, bool] = {}
-"""Whether values of a type are tensors."""
 
 
 def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:

@@ -15,7 +15,6 @@ _REMARKS = {
     "waiting": ", made but not trained by the end",
     "expired": ", made and too stale to be trained",
 }
-"""Remarks beside figures of the ledger."""
 
 
 def summary(seconds: float, history: JobEvents, stats: StreamStats | None) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from redrb.watch.state.model import Finding, State
 from redrb.watch.state.observer import Observer, View
 
 _DRAW_S = 0.5
-"""Seconds between two pictures."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the program with the terminal restored."""

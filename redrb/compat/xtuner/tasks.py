@@ -36,7 +36,6 @@ ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 OnDiscard: TypeAlias = Callable[[list[list[Any]]], Awaitable[object] | object]
 
 Ends: TypeAlias = OnExpired | Callable[[list[BufferItem]], object]
-"""How groups end that are too stale."""
 
 GROUP = "replay"
 """Consumer group of all buffers."""

@@ -17,7 +17,6 @@ from redrb.watch.groups.choice import Limits
 from redrb.watch.groups.records import FieldView, ImageView
 
 _KEY: Final = 256
-"""Characters of a key."""
 
 
 class PlainValues:
