@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -78,18 +78,3 @@ class Request(Generic[T]):
         except ResponseError as error:
             name_scripts(error, self.pipeline.scripts)
             raise
-
-
-def side_by_side(requests: Sequence[Any]) -> list[Any]:
-    """Send all requests, then read their replies; returns their results.
-
-    Args:
-        requests: Each is a `Request`, or has its `begin`, `result` and `drop`.
-    """
-    try:
-        for each in requests if len(requests) > 1 else ():
-            each.begin()
-        return [each.result() for each in requests]
-    finally:
-        for each in requests:
-            each.drop()

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from redrb.connection import Client
-from redrb.connection.request import Request, side_by_side
+from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.keys import TableKeys, bucket_of
 from redrb.stream.put.replication import Replication
@@ -148,5 +148,15 @@ def unlink(client: Client, keys: Sequence[str]) -> None:
 
 def exchange(requests: Sequence[Request[list[Reply]]]) -> list[list[Reply]]:
     """Send requests, several at once, and return their replies."""
-    pages = (requests[first : first + AT_ONCE] for first in range(0, len(requests), AT_ONCE))
-    return [reply for page in pages for reply in side_by_side(page)]
+    replies = []
+    for first in range(0, len(requests), AT_ONCE):
+        page = requests[first : first + AT_ONCE]
+        try:
+            if len(page) > 1:
+                for request in page:
+                    request.begin()
+            replies += [request.result() for request in page]
+        finally:
+            for request in page:
+                request.drop()
+    return replies

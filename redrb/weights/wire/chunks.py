@@ -16,7 +16,7 @@ from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.client import Sent
 from redrb.connection.failures import name_request
-from redrb.connection.request import side_by_side
+from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
@@ -127,6 +127,17 @@ def fetch(client: Client, values: Sequence[Incoming]) -> None:
     """
     nodes = by_node(client, values, lambda value: value.key)
     side_by_side([_Fetch(node, batch) for node, batch in nodes])
+
+
+def side_by_side(requests: Sequence[_Fetch] | Sequence[Request[Any]]) -> list[Any]:
+    """Send all requests, then read their replies; returns their results."""
+    try:
+        for each in requests if len(requests) > 1 else ():
+            each.begin()
+        return [each.result() for each in requests]
+    finally:
+        for each in requests:
+            each.drop()
 
 
 def by_node(

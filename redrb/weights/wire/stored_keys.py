@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Iterator
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
-from redrb.connection.request import Request, side_by_side
+from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
-from redrb.weights.wire.chunks import batches, by_node
+from redrb.weights.wire.chunks import batches, by_node, side_by_side
 from redrb.weights.wire.manifest import MAX_CHUNKS, ChunkSource, Manifest
 
 SPREAD = 64
