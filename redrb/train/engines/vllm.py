@@ -23,7 +23,11 @@ class VLLMEngine(Engine):
     """
 
     def __init__(self, url: str, *, model: str, **options: Any) -> None:
-        """Make an engine; `model` is its name at the server, `options` are those of `Engine`."""
+        """Make an engine; `model` is the model's name at the server.
+
+        Args:
+            options: Options of `Engine`: `timeout`, `retry_s` and `api_key`.
+        """
         super().__init__(url, **options)
         self._model = model
 
