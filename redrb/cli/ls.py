@@ -113,7 +113,6 @@ def _task_row(task: TaskState) -> list[str]:
 
 
 def _limits(stats: StreamStats) -> str:
-    """Return the bounds of a task, such as "4,096, 1.0 GB"."""
     groups = [f"{stats.limit:,}"] if stats.limit else []
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 

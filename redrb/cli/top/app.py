@@ -29,7 +29,6 @@ from redrb.watch.state.model import Finding, State
 from redrb.watch.state.observer import Observer, View
 
 _DRAW_S = 0.5
-"""Seconds between two pictures."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the program with the terminal restored."""
@@ -264,11 +263,7 @@ class Help(Page):
 
 
 class Top(App[int]):
-    """The live screen.
-
-    Attributes:
-        selected: Name of the selected task; "": the first with workers.
-    """
+    """The live screen of a task, at first the first one with workers."""
 
     CSS = """
     Static { text-wrap: nowrap; text-overflow: ellipsis; }

@@ -202,7 +202,6 @@ def _rights(task: TaskState) -> str:
 
 
 def _facts(facts: Mapping[str, str | Text]) -> list[Text]:
-    """Return a line for each fact that is known."""
     width = max(map(len, facts), default=0)
     return [
         line((f"  {name:{width}}  ", DIM), fact)

@@ -44,7 +44,6 @@ _LOOKS = 120
 """Newest points of a curve in the table of tasks: two minutes, at a look each second."""
 
 LIFE = {"live": GOOD, "silent": WARN, "dead": BAD, "ended": DIM}
-"""Style of each life of a worker."""
 
 
 def task_table(

@@ -207,7 +207,7 @@ class EngineWeights:
         began = time.monotonic()
         ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
-            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
+            self._missing = MissingWeights(self.client, self.namespace, self.name)
         while True:
             left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
             found = await asyncio.to_thread(self._look, left)
@@ -246,7 +246,6 @@ class EngineWeights:
         return self._versions.path(label)
 
     def _write(self, found: WeightVersion, path: Path) -> None:
-        """Write a version into a new folder."""
         fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
         if fetched.state is None:
             raise WeightError(

@@ -75,7 +75,6 @@ class Feed:
                 yield event
 
     def _next(self, number: int, error: str) -> tuple[View, str]:
-        """Wait for a view; returns it, and its event."""
         view = self._observer.wait(number, EVERY_S, error=error)
         return view, _event("view", encoded(view_data(view)))
 

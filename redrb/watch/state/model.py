@@ -175,7 +175,6 @@ class TableState:
 
     Attributes:
         readable, damage: As of a task.
-        rows: Rows that are there.
         retained: Cleared rows that a mark may bring back.
         change: Number of the newest change: its time in microseconds since 1970.
         run: The newest run; 0: none was begun.

@@ -167,7 +167,6 @@ class StateReader:
         )
 
     def _servers(self) -> tuple[tuple[ServerState, ...], float]:
-        """Return the servers, and the time of the first one."""
         found, now_s = [], 0.0
         for primary in self._client.primaries():
             pipeline = Pipeline()
@@ -183,7 +182,6 @@ class StateReader:
         return tuple(found), now_s
 
     def _names(self) -> tuple[list[str], int, list[str], list[str]]:
-        """Return names of tasks, how many there are, and names of tables and of weights."""
         registry = Registry(self._client, self._namespace)
         try:
             weights = list(islice(registry.names("weights"), self._most_names))
@@ -211,7 +209,6 @@ class StateReader:
 
 
 def _with_claims(table: TableState, tasks: Sequence[TaskState]) -> TableState:
-    """Return a table with what waits and is leased of each task that claims its rows."""
     ledgers = {task.name: task.main.stats.ledger for task in tasks if task.main}
 
     def counted(claim: ClaimState) -> ClaimState:

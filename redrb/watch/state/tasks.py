@@ -112,7 +112,6 @@ def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
 
 
 def _task(name: str, found: Observed, announced: Announced) -> TaskState | None:
-    """Return the state of a task; raises StoreError if its settings are damaged."""
     read = tuple(worker for each in announced.note(found) if (worker := worker_state(*each)))
     if not found.settings:
         return None
