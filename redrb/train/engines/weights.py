@@ -220,7 +220,7 @@ class EngineWeights:
         began = time.monotonic()
         ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
-            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
+            self._missing = MissingWeights(self.client, self.namespace, self.name)
         while True:
             left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
             found = await asyncio.to_thread(self._look, left)
@@ -274,7 +274,6 @@ class EngineWeights:
         return self._versions.path(label)
 
     def _write(self, found: WeightVersion, path: Path) -> None:
-        """Write a version into a new folder."""
         fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
         if next_move(found, Held(fetched.described)) != "nothing":
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
