@@ -16,6 +16,7 @@ from aiohttp import web
 
 import redrb
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
+from redrb.train.engines.vllm import NO_URL
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.state_copies import PrivateCopy
@@ -121,6 +122,8 @@ class BackendServer(EngineServer):
 
     async def _init(self, request: web.Request) -> web.Response:
         info = (await request.json())["init_info"]
+        if not (self.redis_url or info.get("url")):
+            raise ConfigError(f"{NO_URL}: start it with one, or give url in init_info.")
         if info != self._info:
             self._info, self._copy = info, PrivateCopy()
         return web.json_response({"message": "Weight transfer initialized"})
@@ -157,7 +160,7 @@ class BackendServer(EngineServer):
     ) -> dict[str, torch.Tensor]:
         if info is None:
             raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
-        with redrb.connect(self.redis_url) as client:
+        with redrb.connect(self.redis_url or info["url"]) as client:
             catalogue = Catalogue(client, info["name"], info["namespace"])
             found = self._copy.fetch(catalogue, version, with_base=True)
         if created_s is not None and found.described.created_s != created_s:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -329,6 +331,37 @@ def test_a_server_that_cannot_reach_the_weights_says_why(server, client, policie
 
     asyncio.run(run())
     assert not server.paused
+
+
+def test_the_url_is_sent_only_to_a_server_that_has_none(server, client, policies, namespace):
+    async def run() -> dict[str, Any]:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            assert await job.weights.update(timeout=5) == version
+            return dict(server._info)
+
+    version = policies.publish()
+    assert "url" not in asyncio.run(run())
+    server.redis_url = ""
+    version = policies.publish()
+    assert asyncio.run(run())["url"] == client.url
+
+
+def test_the_example_of_the_documents_runs_as_printed(server, client, policies, namespace):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
+    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
+    example = example.replace("http://localhost:8000", server.url)
+    example = example.replace("engine)\n", f"engine, namespace={namespace!r})\n", 1)
+    policies.publish()
+    prompts = [{"input_ids": PROMPT}] * 2
+    with redrb.ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.join_group()
+        names = {"client": client, "stream": stream, "prompts": prompts}
+        exec(f"{imports}\n{example}", names)
+        with stream.take(2, timeout=5) as lease:
+            for group in lease.groups():
+                assert [len(item.action_mask) for item in group] == [8] * 8
+                assert all(item.policy_version == 1 for item in group)
 
 
 def test_a_pause_that_is_none_is_refused():

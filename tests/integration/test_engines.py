@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 import signal
 import threading
 import time
@@ -957,20 +956,6 @@ def test_what_the_user_runs_cannot_keep_a_maker(server, stream, hangs):
 def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
     with stream.take(stream.count(), timeout=0) as lease:
         return lease.groups()
-
-
-def test_the_example_of_the_documents_runs_as_printed(server, client, stream, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
-    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
-    example = f"{imports}\n{example}"
-    example = example.replace("http://localhost:30000", server.url)
-    example = example.replace("/dev/shm/policy", str(tmp_path))
-    state = {f"actor.{name}": each for name, each in tiny_model(1).state_dict().items()}
-    redrb.WeightPublisher(client, "trainer_0").publish(state)
-    exec(example, {"client": client, "stream": stream, "prompts": prompts(2)})
-    for group in _all(stream):
-        assert [len(item.action_mask) for item in group] == [8] * 8
-        assert all(item.policy_version == 1 for item in group)
 
 
 def test_what_cannot_be_used_is_said(stream, client):

@@ -33,7 +33,10 @@ pytestmark = [
 ]
 
 TOLERANCE = 0.02
-"""Largest difference of a log-probability: of bfloat16, computed in two ways."""
+"""Difference of a log-probability: of bfloat16, computed in two ways. Those of two policies: 1."""
+
+MOST = 0.05
+"""The largest one among tens of thousands of tokens."""
 
 NAME = "trainer_0"
 
@@ -83,13 +86,14 @@ class Policies:
         self.known[version] = policy
         return version
 
-    def check(self, done: Generation) -> set[int]:
+    def check(self, done: Generation, most: float = TOLERANCE) -> set[int]:
         """Compare each token with the version that it names; returns these versions."""
         versions, found = torch.tensor(done.versions), torch.tensor(done.log_probs)
         for version in set(done.versions):
             expected = log_probs(self.known[version], [*PROMPT, *done.tokens])
             difference = (expected - found)[versions == version].abs()
-            assert difference.max() < TOLERANCE, (version, difference.max())
+            assert difference.max() < most, (version, difference.max())
+            assert difference.mean() < TOLERANCE, (version, difference.mean())
         return set(done.versions)
 
 
@@ -158,7 +162,7 @@ def test_requests_go_on_over_updates_and_each_token_knows_its_weights(
 
     found = asyncio.run(run())
     assert [len(done.tokens) for done in found] == [200] * requests
-    seen = set().union(*(policies.check(done) for done in found))
+    seen = set().union(*(policies.check(done, MOST) for done in found))
     assert len(seen) > 2
     if pause == "keep":
         assert any(len(set(done.versions)) > 1 for done in found)

@@ -210,11 +210,12 @@ class Engine(ABC):
         """Whether requests in flight stay at the server while weights change."""
         return False
 
-    async def receives(self, where: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    async def receives(self, where: Mapping[str, Any], url: str) -> bool:  # noqa: ARG002
         """Return whether the server fetches weights from Redis by itself; if so, tell it where.
 
         Args:
             where: As of `Published`.
+            url: URL of Redis, for a server that has none of its own.
 
         Raises:
             EngineError: It does, and cannot reach these weights; or it is away.

@@ -30,6 +30,9 @@ Pause: TypeAlias = Literal["keep", "wait", "abort"]
 BACKEND = "redrb "
 """Begins the messages of errors of redrb's backend in vLLM; the class of the error follows."""
 
+NO_URL = "the server has no REDRB_URL"
+"""In the message of an error of that backend."""
+
 _log = logging.getLogger("redrb")
 
 
@@ -58,18 +61,25 @@ class VLLMEngine(Engine):
         if pause not in get_args(Pause):
             raise ConfigError(f"pause={pause!r:.40}: give {', '.join(map(repr, get_args(Pause)))}.")
         self._model, self._pause_mode = model, pause
-        self._tells_weights = True
+        self._tells_weights, self._needs_url = True, False
 
     @property
     def keeps_requests(self) -> bool:
         """Whether requests in flight stay at the server while weights change."""
         return self._tells_weights and self._pause_mode != "abort"
 
-    async def receives(self, where: Mapping[str, Any]) -> bool:
-        """Return whether the server has redrb's backend; if so, tell it where the weights are."""
+    async def receives(self, where: Mapping[str, Any], url: str) -> bool:
+        """Return whether the server has redrb's backend; if so, tell it where the weights are.
+
+        The URL, which may hold a password, is sent only to a server that has none of its own.
+        """
+        told = {**where, "url": url} if self._needs_url else where
         try:
-            await self._repeated(lambda: self._init(where), self._retry_s)
+            await self._repeated(lambda: self._init(told), self._retry_s)
         except EngineError as error:
+            if NO_URL in str(error) and not self._needs_url:
+                self._needs_url = True
+                return await self.receives(where, url)
             if BACKEND in str(error):
                 raise
             if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.OK):

@@ -65,8 +65,9 @@ _PASSING = (WeightsReplacedError, WeightCorrupt, DecodeError)
 class EngineWeights:
     """Lets a server load each published version, from Redis if it can, else from a folder.
 
-    A vLLM with redrb's backend fetches versions by itself: it needs REDRB_URL, and nothing is
-    shared with it. Any number of makers may drive one server: each version is loaded once.
+    A vLLM with redrb's backend fetches versions by itself, from its own REDRB_URL or else from that
+    of `client`; nothing is shared with it. Any number of makers may drive one server: each version
+    is loaded once.
 
     Other servers load a folder of Hugging Face, which must be on a file system that maker and
     server share; /dev/shm is one on one machine. It holds one version, and two during an update;
@@ -247,7 +248,7 @@ class EngineWeights:
 
     async def _source(self, found: WeightVersion, label: str) -> Path | Published:
         """Return from where the server loads a version."""
-        if await self._engine.receives(self._where):
+        if await self._engine.receives(self._where, self.client.url):
             return Published(self._where, found.version, found.created_s)
         if self._folder is None:
             raise ConfigError(
