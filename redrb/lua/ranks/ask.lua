@@ -5,9 +5,11 @@
 -- Returns its reply. Repeated, it decides nothing more.
 --
 -- The hash ranks:<group> holds the consumer of each rank by its number, and in `former` that of the last
--- rank 0. The hash rank_steps:<group> holds decisions by number, counted from the last start of a rank; in
--- `met` how many ranks were there at the first one; in `due`, "<number> <time>", when the first rank that
--- waits gives up; in got:<rank> how many decisions it has read; and `awaited` while rank 0 waits for that.
+-- rank 0. The hash rank_steps:<group> holds decisions by number until all ranks have got them and the one
+-- after; in `next` the number of the next one, and in `base` what that was when a rank started last; in
+-- unread:<number> how many ranks have not got a decision; in got:<rank> the number that a rank asks for; in
+-- `met` how many ranks there were when all had asked since a start; in `due`, "<number> <time>", when the first
+-- rank that waits gives up; and `awaited` while rank 0 waits for readers.
 --@include task clock waiters permissions ranks
 --@before ranks/read
 
@@ -18,22 +20,34 @@ local ask = cmsgpack.unpack(ARGV[1])
 local rank, world, place, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
-local met, at_due, awaited = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited'))
+local met, at_due, awaited, following, base, got = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited',
+  'next', 'base', 'got:' .. rank))
+local lead = first or former
 local starts, missing = holder ~= consumer or rank == 0 and met and tonumber(met) ~= world, {}
 if starts and holder and holder ~= consumer and ask.joined then
   return cmsgpack.pack({replaced = true})
 end
 
+if ask.joined and got and place > tonumber(got) -- it has got the one before
+  and redis.call('HINCRBY', steps, 'unread:' .. place - 1, -1) <= 0 then
+  redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
+end
 if starts then
-  place = 0
   if rank == 0 or met then -- decisions so far are for others
-    former, met, at_due = first or former, nil, nil
     wake_ranks(ask.group)
-    redis.call('UNLINK', ranks, steps)
-    redis.call('HSET', ranks, 'former', former or consumer)
-  elseif first then
-    send_wake(first .. '.rank')
+    redis.call('UNLINK', ranks)
+    redis.call('HDEL', steps, 'met', 'due')
+    former, base, met, at_due = lead, following, nil, nil
+    if rank == 0 and lead ~= consumer then -- nor does anybody end them
+      redis.call('UNLINK', steps)
+      base = nil
+    end
+    redis.call('HSET', steps, 'base', base or 0)
+    redis.call('HSET', ranks, 'former', lead or consumer)
+  elseif lead then
+    send_wake(lead .. '.rank')
   end
+  place = tonumber(base or 0)
   redis.call('HSET', ranks, rank, consumer)
 end
 local decided = redis.call('HGET', steps, place)
@@ -49,24 +63,24 @@ if tonumber(met) ~= world then
     redis.call('HSET', steps, 'met', world)
   end
 end
-if rank > 0 then
-  redis.call('HSET', steps, 'got:' .. rank, place)
-  if awaited and first then
-    send_wake(first .. '.read')
-  end
+redis.call('HSET', steps, 'got:' .. rank, place)
+if awaited and rank > 0 and lead then
+  send_wake(lead .. '.read')
 end
 if ask.decision and not starts and not decided then
   decided = ask.decision
-  redis.call('HSET', steps, place, decided)
-  redis.call('HDEL', steps, place - ask.kept)
+  redis.call('HSET', steps, place, decided, 'next', place + 1, 'unread:' .. place, world)
   wake_ranks(ask.group)
 end
 local at, due = string.match(at_due or '', '^(%d+) (%d+)$')
 local left_ms = tonumber(at) == place and math.max(0, due - now_ms()) or nil
 if ask.left_ms and not decided and (left_ms or math.huge) > ask.left_ms then
   redis.call('HSET', steps, 'due', string.format('%.0f %.0f', place, now_ms() + ask.left_ms))
+  if lead and not left_ms then -- rank 0 may be taking already
+    send_wake(lead .. '.rank')
+  end
 end
 redis.call('PEXPIRE', ranks, KEPT_MS)
 redis.call('PEXPIRE', steps, KEPT_MS)
-return cmsgpack.pack({starts = starts, decision = decided or nil, missing = missing, left_ms = left_ms,
-  former = place == 0 and former ~= consumer and former or nil})
+return cmsgpack.pack({number = place, decision = decided or nil, missing = missing, left_ms = left_ms,
+  former = rank == 0 and former ~= consumer and former or nil})
