@@ -799,9 +799,13 @@ def test_groups_that_ranks_lease_are_saved_as_waiting(open_stream, client, tmp_p
         audit(copy)
 
 
+AWAY = StoreUnavailable("away", where="here", uncertain=True)
+
+
+@pytest.mark.parametrize("error", [AWAY, KeyboardInterrupt()], ids=["away", "interrupt"])
 @pytest.mark.parametrize("arrives", [False, True])
 def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
-    open_stream, monkeypatch, arrives
+    open_stream, monkeypatch, arrives, error
 ):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
@@ -813,11 +817,11 @@ def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
         if isinstance(asked, AskStep) and asked.decision is not None:
             if arrives:
                 call(asked, *beside)
-            raise StoreUnavailable("away", where="here", uncertain=True)
+            raise error
         return call(asked, *beside)
 
     monkeypatch.setattr(store, "call", cut)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
         take(ranks[0], 0, 2, 1, 4)
     monkeypatch.undo()
     assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
@@ -833,7 +837,7 @@ def test_rank_0_that_gives_up_a_batch_which_others_have_gets_an_error(open_strea
     def cut(asked, *beside):
         reply = call(asked, *beside)
         if isinstance(asked, AskStep) and asked.decision is not None:
-            raise StoreUnavailable("away", where="here", uncertain=True)
+            raise AWAY
         return reply
 
     monkeypatch.setattr(store, "call", cut)
