@@ -5,13 +5,14 @@
 -- Returns its reply. Repeated, it decides nothing more.
 --
 -- The hash ranks:<group> holds the consumer of each rank by its number, and in `former` that of the last
--- rank 0. The hash rank_steps:<group> holds decisions by number until all ranks have got them and the one
--- after; in `next` the number of the next one, and in `base` what that was when a rank started last; in
--- unread:<number> how many ranks have not got a decision; in got:<rank> the number that a rank asks for; in
--- `met` how many ranks there were when all had asked since a start; in `due`, "<number> <time>", when the first
--- rank that waits gives up; and `awaited` while rank 0 waits for readers.
+-- rank 0. The hash rank_steps:<group> holds
+--   <number>           a decision, until all ranks have read the one after it
+--   unread:<number>    how many ranks have not read it
+--   next, base         the number of the next decision, and what it was when a rank started last
+--   got:<rank>         the number of the decision that a rank asks for
+--   met                how many ranks there were when all had asked since that start
+--   due                "<number> <time>": when the first rank that waits gives up
 --@include task clock waiters permissions ranks
---@before ranks/read
 
 local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
@@ -20,29 +21,33 @@ local ask = cmsgpack.unpack(ARGV[1])
 local rank, world, place, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
-local met, at_due, awaited, following, base, got = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited',
-  'next', 'base', 'got:' .. rank))
+local met, at_due, following, base, got = unpack(redis.call('HMGET', steps, 'met', 'due', 'next', 'base',
+  'got:' .. rank))
 local lead = first or former
 local starts, missing = holder ~= consumer or rank == 0 and met and tonumber(met) ~= world, {}
 if starts and holder and holder ~= consumer and ask.joined then
   return cmsgpack.pack({replaced = true})
 end
 
-if ask.joined and got and place > tonumber(got) -- it has got the one before
-  and redis.call('HINCRBY', steps, 'unread:' .. place - 1, -1) <= 0 then
-  redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
+if ask.joined and got and place > tonumber(got) then -- it has read the one before
+  local unread = redis.call('HINCRBY', steps, 'unread:' .. place - 1, -1)
+  if unread <= 0 then
+    redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
+  end
+  if unread <= 1 and rank > 0 and lead then -- rank 0 may wait for that
+    send_wake(lead .. '.read')
+  end
 end
 if starts then
   if rank == 0 or met then -- decisions so far are for others
     wake_ranks(ask.group)
+    former, met, at_due, base = lead, nil, nil, (rank > 0 or lead == consumer) and following or 0
     redis.call('UNLINK', ranks)
     redis.call('HDEL', steps, 'met', 'due')
-    former, base, met, at_due = lead, following, nil, nil
-    if rank == 0 and lead ~= consumer then -- nor does anybody end them
+    if base == 0 then -- nor does anybody end them
       redis.call('UNLINK', steps)
-      base = nil
     end
-    redis.call('HSET', steps, 'base', base or 0)
+    redis.call('HSET', steps, 'base', base)
     redis.call('HSET', ranks, 'former', lead or consumer)
   elseif lead then
     send_wake(lead .. '.rank')
@@ -64,9 +69,6 @@ if tonumber(met) ~= world then
   end
 end
 redis.call('HSET', steps, 'got:' .. rank, place)
-if awaited and rank > 0 and lead then
-  send_wake(lead .. '.read')
-end
 if ask.decision and not starts and not decided then
   decided = ask.decision
   redis.call('HSET', steps, place, decided, 'next', place + 1, 'unread:' .. place, world)

@@ -116,12 +116,10 @@ class AskRead(Call[Unread], frozen=True):
     """Ask which ranks have not read the parts of a decision yet; they wake rank 0 then.
 
     Attributes:
-        consumer: Rank 0.
         number: Number of the decision.
     """
 
     script: ClassVar = "ranks/read"
     group: str
-    consumer: str
     world_size: int
     number: int

@@ -303,7 +303,7 @@ class Ranks:
     def _unread(self, world_size: int, number: int) -> str:
         """Wait until all ranks have read a decision; returns why one has not, "" if all have."""
         consumer = self._consumer
-        ask = AskRead(consumer.group, consumer.name, world_size, number)
+        ask = AskRead(consumer.group, world_size, number)
         with Deadline(consumer.lease_ms / 1000) as deadline:
             while (reply := self._store.call(ask)).missing and not (reply.skipped or deadline.over):
                 self._store.wait_for_wake(f"{consumer.name}.read")
