@@ -10,9 +10,7 @@ local WAKE_MS = 10000 -- a wake-up that nobody reads is forgotten
 
 local function send_wake(waiter)
   local list = key('wake', waiter)
-  if redis.call('EXISTS', list) == 0 then -- one is enough, however long nobody waits
-    redis.call('RPUSH', list, '1')
-  end
+  redis.call('RPUSH', list, '1')
   redis.call('PEXPIRE', list, WAKE_MS)
 end
 

@@ -12,7 +12,7 @@
 --   got:<rank>         the number of the decision that a rank asks for
 --   met                how many ranks there were when all had asked since that start
 --   due                "<number> <time>": when the first rank that waits gives up
---@include task clock waiters permissions ranks
+--@include task clock permissions ranks
 
 local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
@@ -35,7 +35,7 @@ if ask.joined and got and place > tonumber(got) then -- it has read the one befo
     redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
   end
   if unread <= 1 and rank > 0 and lead then -- rank 0 may wait for that
-    send_wake(lead .. '.read')
+    wake_rank(lead .. '.read')
   end
 end
 if starts then
@@ -50,7 +50,7 @@ if starts then
     redis.call('HSET', steps, 'base', base)
     redis.call('HSET', ranks, 'former', lead or consumer)
   elseif lead then
-    send_wake(lead .. '.rank')
+    wake_rank(lead .. '.rank')
   end
   place = tonumber(base or 0)
   redis.call('HSET', ranks, rank, consumer)
@@ -79,7 +79,7 @@ local left_ms = tonumber(at) == place and math.max(0, due - now_ms()) or nil
 if ask.left_ms and not decided and (left_ms or math.huge) > ask.left_ms then
   redis.call('HSET', steps, 'due', string.format('%.0f %.0f', place, now_ms() + ask.left_ms))
   if lead and not left_ms then -- rank 0 may be taking already
-    send_wake(lead .. '.rank')
+    wake_rank(lead .. '.rank')
   end
 end
 redis.call('PEXPIRE', ranks, KEPT_MS)

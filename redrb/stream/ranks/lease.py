@@ -61,8 +61,8 @@ class RankLease(Lease):
     The batch is one lease of rank 0. Its `ack`, `release`, `fail` and `abandon` without ids end the
     groups of all ranks; an `ack` of other ranks is a note in their process. Call it after the
     optimizer step, when all ranks have trained their parts. A GPU may do that step later: so it
-    waits until all ranks have read theirs, at most for `lease_ms`. `reject` and `expire`, and the
-    other calls with ids, end groups of this part at once, on every rank.
+    waits until all ranks have read theirs, at most for `lease_ms`. `reject` and `expire`, and all
+    calls of rank 0 with ids, end groups of this part only, at once.
 
     Attributes:
         unread: Waits until all ranks have read their parts, and returns why one has not.
