@@ -214,7 +214,7 @@ class Resumption:
         self._done = state.place if state.file == file.saved.checksum else 0
         self._row = b"" if self._done else state.row
         self._place = 1  # of the record that was read last; the header's is 1
-        self._page = _Page(places=[1])
+        self._page = _Page(places=[] if self._done else [1])
         self._marks: list[tuple[int, str, int]] = []  # last id, status, train step
         self._producer, self._operation, self._epoch = uuid.uuid4().hex, 0, 0
         self._replication = Replication(file.store.client.min_replicas)
