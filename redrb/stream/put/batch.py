@@ -138,6 +138,11 @@ class PutBatch:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups."""
+        return sum([group.nbytes for group in self.groups])
+
     def raise_refused(self) -> None:
         """Raise the error of the first group that cannot be stored; its notes name the others.
 
