@@ -17,8 +17,8 @@ import redrb
 from redrb import ExperienceStream, make_experience_batch
 from redrb.connection import Client
 from redrb.experience import Experience, Status
-from redrb.lua.calls import Call
-from redrb.lua.scripts import assemble, load, run_once
+from redrb.lua.calls import Call, run
+from redrb.lua.scripts import assemble, load
 from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit
 from tests.samples import numbered
@@ -69,12 +69,12 @@ class Scene:
         store = self.stream._task.store
         if isinstance(script, Call):
             return store.call(script, *arguments)
-        return run_once(self.client, load(script), [store.keys.stream], arguments)
+        return run(self.client, load(script), [store.keys.stream], arguments)
 
     def set(self, name: str, value: int) -> None:
         """Change a setting that cannot be changed otherwise."""
         keys: list[Any] = [self.stream._task.store.keys.stream]
-        run_once(self.client, assemble("test", _SET), keys, [name, value])
+        run(self.client, assemble("test", _SET), keys, [name, value])
 
     def cost(self, script: Call[R] | str, *arguments: Any, name: str = "") -> Any:
         """Run a script once and note how many commands that took."""

@@ -17,17 +17,21 @@ of the outcomes, with the text of its script.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
+from redis.exceptions import NoScriptError
 
 from redrb.connection import Client
-from redrb.connection.transport import Argument, Pipeline, Reply
+from redrb.connection.client import Request
+from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.lua import scripts
 from redrb.unpacking import Reading, unpack
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Call(msgspec.Struct, Generic[R], frozen=True):
@@ -44,10 +48,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
 
         In a transaction, a script that Redis lacks would fail after the other commands were done.
         """
-        script = scripts.load(self.script)
-        called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-        pipeline.add(*called, len(keys), *keys, *self._argv(beside))
-        pipeline.scripts.append(script.sha)
+        _add(pipeline, scripts.load(self.script), keys, self._argv(beside), whole=whole)
 
     def read(self, reply: Reply) -> R:
         """Return the record of a reply; raises ValueError if it is damaged."""
@@ -74,7 +75,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     ) -> tuple[R, list[bytes]]:
         """Run the script as `run` does; returns also what stands behind the record of its reply."""
         script = scripts.load(self.script)
-        reply = scripts.run(client, script, keys, self._argv(beside))
+        reply = run(client, script, keys, self._argv(beside))
         with Reading(f"the reply of the script {self.script}"):
             return self.read(reply), reply[1:] if isinstance(reply, list) else []
 
@@ -102,3 +103,64 @@ class Found(Page, frozen=True):
 def _decoder(call: type[Call[Any]]) -> msgspec.msgpack.Decoder[Any]:
     (reply,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
     return msgspec.msgpack.Decoder(reply, strict=False)
+
+
+class BuildPipeline(Protocol):
+    """Makes the pipeline of a request."""
+
+    def __call__(self, *, whole: bool) -> Pipeline:
+        """Return a pipeline of calls that `Call.add_to` appends, with this `whole`."""
+
+
+def scripted_request(
+    client: Client,
+    build: BuildPipeline,
+    read: Callable[[list[Reply]], T],
+    *,
+    whole: bool = False,
+) -> Request[T]:
+    """Return a request that runs scripts; where the server lacks one it is sent with their texts.
+
+    Args:
+        read: Turns the replies into the result; raises redis-py's exceptions.
+        whole: Send the texts the first time.
+    """
+
+    def result(replies: list[Reply]) -> T:
+        inside = (each for reply in replies if isinstance(reply, list) for each in reply)
+        if any(isinstance(each, NoScriptError) for each in (*replies, *inside)):
+            replies = client.exchange(build(whole=True))
+        return read(replies)
+
+    return Request(client, build(whole=whole), result)
+
+
+def run(
+    client: Client, script: scripts.Script, keys: Sequence[Argument], arguments: Sequence[Argument]
+) -> Reply:
+    """Run a script, and repeat it while Redis is unreachable; send its text if Redis lacks it.
+
+    Raises:
+        StoreUnavailable: Redis stayed unreachable.
+        StoreError: The server or the script answered with an error.
+    """
+
+    def pipeline(*, whole: bool) -> Pipeline:
+        made = Pipeline()
+        _add(made, script, keys, arguments, whole=whole)
+        return made
+
+    return scripted_request(client, pipeline, lambda replies: without_errors(replies)[0]).result()
+
+
+def _add(
+    pipeline: Pipeline,
+    script: scripts.Script,
+    keys: Sequence[Argument],
+    arguments: Sequence[Argument],
+    *,
+    whole: bool,
+) -> None:
+    called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
+    pipeline.add(*called, len(keys), *keys, *arguments)
+    pipeline.scripts.append(script.sha)

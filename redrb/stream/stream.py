@@ -14,6 +14,7 @@ from typing import Any, Literal, Unpack
 from redrb.checks import check_choice, checked_int, checked_number, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
+from redrb.connection.transport import Replication
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
@@ -38,7 +39,6 @@ from redrb.stream.put.preparer import Groups, Items, Preparer, groups_of, groups
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
-from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place

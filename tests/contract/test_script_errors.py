@@ -11,7 +11,8 @@ import redis
 
 import redrb
 from redrb.errors import StoreError, StoreUnavailable
-from redrb.lua.scripts import load, run
+from redrb.lua.calls import run
+from redrb.lua.scripts import load
 from tests.samples import numbered
 
 pytestmark = pytest.mark.every_server

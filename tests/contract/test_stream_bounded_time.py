@@ -14,7 +14,8 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.experience import Status
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import assemble, load, run_once
+from redrb.lua.calls import run
+from redrb.lua.scripts import assemble, load
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving.calls import ReadRecords
 from redrb.stream.take.calls import Beat, Leave
@@ -151,7 +152,7 @@ def _fill(scene: Scene) -> None:
     for start in range(0, GROUPS, PART):
         version = 1 + start // PART % 40
         shared = "shared" if start < SHARED else ""
-        run_once(scene.client, script, [stream], [PART, version, payload, shared])
+        run(scene.client, script, [stream], [PART, version, payload, shared])
 
 
 def _clear_a_copy(scene: Scene, task: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
 from redrb.stream.task import groups as stored_groups

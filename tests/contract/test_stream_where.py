@@ -23,8 +23,9 @@ from redrb import BatchTimeout, ConfigError
 from redrb.connection import Client
 from redrb.errors import StoreError
 from redrb.keys import TaskKeys
+from redrb.lua.calls import run
 from redrb.lua.pages import PAGES
-from redrb.lua.scripts import Script, assemble, run
+from redrb.lua.scripts import Script, assemble
 from redrb.stream.take.calls import Finish, TakeReply
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.tags import tag_values

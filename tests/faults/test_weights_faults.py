@@ -12,7 +12,7 @@ import torch
 
 import redrb
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
-from redrb.lua import scripts
+from redrb.lua import calls, scripts
 from redrb.weights.publishing import publisher as publishing
 from redrb.weights.publishing import upload
 from tests.published import prefix
@@ -101,13 +101,13 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
     commit = scripts.load("weights/commit")
     late = []
 
-    def hold_back(client, script, keys, arguments, original=scripts.run, **options):
+    def hold_back(client, script, keys, arguments, original=calls.run, **options):
         if script == commit and not late:
             late.append((keys, arguments))
             raise StoreUnavailable("timed out", where=client.where, uncertain=True)
         return original(client, script, keys, arguments, **options)
 
-    monkeypatch.setattr(scripts, "run", hold_back)
+    monkeypatch.setattr(calls, "run", hold_back)
     monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)
     with pytest.raises(StoreUnavailable):
         publisher.publish(state(1))
@@ -116,7 +116,7 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 
     def send_then_late_commit(*arguments, **options):
         send(*arguments, **options)
-        assert msgpack.unpackb(scripts.run(client, commit, *late[0])) == {"outcome": "gone"}
+        assert msgpack.unpackb(calls.run(client, commit, *late[0])) == {"outcome": "gone"}
 
     monkeypatch.setattr(upload, "upload", send_then_late_commit)
     assert publisher.publish(state(2)).version == 1

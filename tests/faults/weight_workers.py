@@ -12,7 +12,7 @@ import torch
 
 import redrb
 from redrb.errors import PublisherFenced
-from redrb.lua import scripts
+from redrb.lua import calls, scripts
 from redrb.weights.publishing import publisher, upload
 from redrb.weights.reading import catalogue
 from redrb.weights.wire.lora_config import LoraConfig
@@ -46,7 +46,7 @@ def die() -> None:
 
 
 def die_at_script(name: str, *, after: bool) -> None:
-    wanted, original = scripts.load(name), scripts.run
+    wanted, original = scripts.load(name), calls.run
 
     def run(client: Any, script: Any, *arguments: Any, **options: Any) -> Any:
         if script == wanted and not after:
@@ -56,7 +56,7 @@ def die_at_script(name: str, *, after: bool) -> None:
             die()
         return reply
 
-    scripts.run = run
+    calls.run = run
 
 
 def die_while_uploading(what: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 import redrb
 from redrb import ExperienceStream, LeaseLost
 from redrb.connection import Client
-from redrb.lua.calls import Call
-from redrb.lua.scripts import load, run
+from redrb.lua.calls import Call, run
+from redrb.lua.scripts import load
 from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.conftest import Opener
 from tests.samples import numbered, numbers

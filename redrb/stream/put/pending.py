@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, field
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import Put, PutReply
 from redrb.stream.task.description import TaskDescription

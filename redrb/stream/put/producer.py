@@ -14,8 +14,9 @@ import math
 import time
 from collections import deque
 
+from redrb.connection.client import Request
 from redrb.connection.deadline import WARN_EVERY_S, here
-from redrb.connection.request import Request
+from redrb.connection.transport import Replication
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull, StoreUnavailable
 from redrb.forks import in_child
 from redrb.stream.put.batch import PutBatch, packed_facts
@@ -24,7 +25,6 @@ from redrb.stream.put.fitting import fitted
 from redrb.stream.put.options import SourcesRefused
 from redrb.stream.put.pending import Attempt, PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
-from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull, Room
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker

@@ -23,7 +23,7 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import scripted_request
 from redrb.stream.ranks.calls import (
     MOST_RANKS,
     AskRead,

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 from redis.exceptions import ResponseError
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
-from redrb.lua.calls import Call, Found, Page
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import Call, Found, Page, scripted_request
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.store import TaskStore

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Protocol, Self
 
 from redrb.codec import GroupLayout
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.forks import mark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
