@@ -36,10 +36,9 @@ from redrb.stream.ranks.calls import (
 from redrb.stream.ranks.dealing import deal
 from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
-from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw
+from redrb.stream.take.part import Draw, claimed_part
 from redrb.stream.take.taker import Taker, batch_timeout
 from redrb.stream.task.entries import entry_id, first_ids, parse_entry
 from redrb.stream.task.lookup import count_waiting
