@@ -17,16 +17,18 @@ of the outcomes, with the text of its script.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from redrb.connection import Client
 from redrb.connection.client import Request
-from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
+from redrb.connection.failures import name_scripts
+from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.lua import scripts
 from redrb.unpacking import Reading, unpack
 
@@ -48,7 +50,10 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
 
         In a transaction, a script that Redis lacks would fail after the other commands were done.
         """
-        _add(pipeline, scripts.load(self.script), keys, self._argv(beside), whole=whole)
+        script = scripts.load(self.script)
+        called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
+        pipeline.add(*called, len(keys), *keys, msgspec.msgpack.encode(self), *beside)
+        pipeline.scripts.append(script.sha)
 
     def read(self, reply: Reply) -> R:
         """Return the record of a reply; raises ValueError if it is damaged."""
@@ -75,12 +80,20 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     ) -> tuple[R, list[bytes]]:
         """Run the script as `run` does; returns also what stands behind the record of its reply."""
         script = scripts.load(self.script)
-        reply = run(client, script, keys, self._argv(beside))
+        arguments = (len(keys), *keys, msgspec.msgpack.encode(self), *beside)
+
+        def attempt() -> Reply:
+            try:
+                with suppress(NoScriptError):
+                    return client.once("EVALSHA", script.sha, *arguments)
+                return client.once("EVAL", script.text, *arguments)
+            except ResponseError as error:
+                name_scripts(error, [script.sha])
+                raise
+
+        reply = client.retrying(attempt)
         with Reading(f"the reply of the script {self.script}"):
             return self.read(reply), reply[1:] if isinstance(reply, list) else []
-
-    def _argv(self, beside: tuple[bytes, ...]) -> list[Argument]:
-        return [msgspec.msgpack.encode(self), *beside]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -133,34 +146,3 @@ def scripted_request(
         return read(replies)
 
     return Request(client, build(whole=whole), result)
-
-
-def run(
-    client: Client, script: scripts.Script, keys: Sequence[Argument], arguments: Sequence[Argument]
-) -> Reply:
-    """Run a script, and repeat it while Redis is unreachable; send its text if Redis lacks it.
-
-    Raises:
-        StoreUnavailable: Redis stayed unreachable.
-        StoreError: The server or the script answered with an error.
-    """
-
-    def pipeline(*, whole: bool) -> Pipeline:
-        made = Pipeline()
-        _add(made, script, keys, arguments, whole=whole)
-        return made
-
-    return scripted_request(client, pipeline, lambda replies: without_errors(replies)[0]).result()
-
-
-def _add(
-    pipeline: Pipeline,
-    script: scripts.Script,
-    keys: Sequence[Argument],
-    arguments: Sequence[Argument],
-    *,
-    whole: bool,
-) -> None:
-    called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-    pipeline.add(*called, len(keys), *keys, *arguments)
-    pipeline.scripts.append(script.sha)
