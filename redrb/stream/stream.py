@@ -412,12 +412,7 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
-        self._check_open()
-        expired = checked_int("groups", groups)
-        if expired:
-            revision = self._task.description.revision
-            with Deadline():
-                self._producer.put(PutBatch((), revision, expired=expired))
+        self._discard(PutBatch((), expired=checked_int("groups", groups)))
 
     def discard_filtered(self, groups: int) -> None:
         """Count groups that a maker filtered itself, as put and filtered, exactly once.
@@ -425,12 +420,13 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
+        self._discard(PutBatch((), filtered=checked_int("groups", groups)))
+
+    def _discard(self, dropped: PutBatch) -> None:
         self._check_open()
-        filtered = checked_int("groups", groups)
-        if filtered:
-            revision = self._task.description.revision
+        if dropped:
             with Deadline():
-                self._producer.put(PutBatch((), revision, filtered=filtered))
+                self._producer.put(dropped)
 
     def store_forwarded(
         self,

@@ -40,7 +40,7 @@ from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.part import Draw, claimed_part
 from redrb.stream.take.taker import Taker, batch_timeout
-from redrb.stream.task.entries import entry_id, first_ids, parse_entry
+from redrb.stream.task.entries import entry_id, first_ids, parse_entries
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -243,7 +243,7 @@ class Ranks:
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
         raw = self._payload(place, part.ids)
-        found = dict(map(parse_entry, raw))
+        found = dict(parse_entries(raw))
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."

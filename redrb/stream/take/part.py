@@ -254,10 +254,10 @@ def claimed_part(
             good.append((seq, parse_group(payload)))
         except DecodeError as error:
             bad.append((seq, error.with_traceback(None)))
-    for seq, error in bad:
-        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, error)
+    for seq, why in bad:
+        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, why)
         ends = not good and seq == bad[-1][0]
-        reason = Cause.of(error, "cannot be decoded: ")
+        reason = Cause.of(why, "cannot be decoded: ")
         if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
             return None  # it is lost
     ids = [seq for seq, _ in good]
