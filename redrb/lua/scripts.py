@@ -1,4 +1,4 @@
-"""Loads and runs the Lua scripts.
+"""Loads the Lua scripts.
 
 A script begins with a header: purpose, KEYS, ARGV, returns. A line `--@include name ...` names the
 files of `redrb/lua/include` whose functions the lines below it call; the includes of these files

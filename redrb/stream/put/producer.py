@@ -111,7 +111,7 @@ class Producer:
         whole = len(pending.chunk().groups) == len(batch.groups)
         if whole and not self._room.scarce and self._epoch.is_fresh:
             try:
-                self._number(pending)
+                pending.number(*self._epoch.current())
                 pending.sent = self._request(Attempt(pending))
                 pending.sent.begin()
             except BaseException:
@@ -165,7 +165,8 @@ class Producer:
 
     def _store_chunk(self, pending: PendingPut) -> None:
         """Store the next chunk, or as many of its groups, from the first, as there is room for."""
-        self._number(pending)
+        if not pending.numbered:
+            pending.number(*self._epoch.current())
         attempt = Attempt(pending)
         try:
             while True:
@@ -249,11 +250,6 @@ class Producer:
             evict=None if attempt.evict is None else self._room.evicting(attempt, attempt.evict),
             whole=first,
         )
-
-    def _number(self, pending: PendingPut) -> None:
-        """Give the next chunk its number, if it has none."""
-        if not pending.numbered:
-            pending.number(*self._epoch.current())
 
     def _make_room(self, attempt: Attempt, reply: PutReply) -> None:
         """Make room, or wait for it."""
