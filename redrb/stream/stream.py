@@ -22,11 +22,7 @@ from redrb.keys import check_name
 from redrb.scopes import Closing
 from redrb.stream.admission import Admission
 from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS, Admitter
-from redrb.stream.arguments import (
-    AnyStatus,
-    checked_least,
-    checked_status,
-)
+from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
 from redrb.stream.assembly.collector import PartCollector
 from redrb.stream.closing import close_ahead, close_at_end, takes_ahead, was_closed

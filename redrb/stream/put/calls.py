@@ -24,17 +24,7 @@ MOST_EVICTED = 32
 """Most groups that one call evicts, unless its put has more: a lowered limit needs several."""
 
 PutOutcome: TypeAlias = Literal[
-    "ok",
-    "again",
-    "full",
-    "never",
-    "gone",
-    "changed",
-    "forgotten",
-    "more",
-    "known",
-    "past",
-    "ended",
+    "ok", "again", "full", "never", "gone", "changed", "forgotten", "more", "known", "past", "ended"
 ]
 
 

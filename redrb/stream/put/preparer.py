@@ -10,10 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from redrb.codec import (
-    EncodedGroup,
-    check_and_encode_groups,
-)
+from redrb.codec import EncodedGroup, check_and_encode_groups
 from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch

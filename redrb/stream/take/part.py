@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
 from redrb.codec import GroupLayout, parse_group
 from redrb.connection.client import Request
@@ -212,31 +212,27 @@ class LeasePart:
             self._finalizer()
 
 
-Entry: TypeAlias = tuple[int, bytes | None]
-"""Id and payload of a group; None when the payload was deleted."""
-
-
 def claimed_part(
     store: TaskStore,
     consumer: Consumer,
-    entries: Sequence[Entry],
+    entries: Sequence[tuple[int, bytes | None]],
     holder: Holder,
     *,
     status: Status,
     incarnation: str,
-    draw: Draw | None = None,
-    first_ids: Mapping[int, int] | None = None,
-    least: int | None = None,
+    draw: Draw | None,
+    first_ids: Mapping[int, int],
+    least: int,
 ) -> LeasePart | None:
     """Return the part of a lease that holds claimed entries.
 
     Groups that cannot be decoded go to the dead letters, with the reason.
 
     Args:
-        entries: The entries that a script claimed for `holder`.
+        entries: Id and payload of each group that a script claimed for `holder`; None: it is gone.
         first_ids: First id of the groups that were requeued with another one.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
-            is released. None: decodable groups are a part, however many there are.
+            is released.
 
     Returns:
         The part; None when the claim was released, or another consumer has taken it over.
@@ -269,7 +265,7 @@ def claimed_part(
     except BaseException:
         holder.release(ids)
         raise
-    if least is None or (not bad and len(good) >= least):
+    if not bad and len(good) >= least:
         expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
         return LeasePart(
             store.task,
@@ -281,7 +277,7 @@ def claimed_part(
             status=status,
             rollouts=rollouts,
             origin=Origin(store, consumer.group, incarnation),
-            first_ids=first_ids or {},
+            first_ids=first_ids,
         )
     if good or not bad:
         holder.release(ids)
