@@ -226,15 +226,12 @@ class Producer:
         except StoreUnavailable as error:
             pending.repeated = before or error.uncertain
             raise
-        except StoreFull:  # the server has no memory
+        except StoreFull:
+            # a server without memory refuses a repetition before the script can answer "again"
             pending.repeated = before or request.attempts > 1
-            stored = None
-            if pending.repeated and not self._replication.min_replicas:
-                # it refuses a repetition before the script can say that the groups are stored
-                stored = self._find_stored(pending)
-            reply = stored or PutReply("full", setting="memory")
-        else:
-            pending.repeated = before or request.attempts > 1
+            looks = pending.repeated and not self._replication.min_replicas
+            return (looks and self._find_stored(pending)) or PutReply("full", setting="memory")
+        pending.repeated = before or request.attempts > 1
         return reply
 
     def _request(self, attempt: Attempt) -> Request[PutReply]:
