@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from redrb.codec import GroupLayout
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.errors import LeaseLost
 from redrb.stream.take.calls import Finish, Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause

@@ -24,7 +24,7 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import scripted_request
 from redrb.stream.ranks.calls import (
     MOST_RANKS,
     AskRead,
@@ -37,12 +37,11 @@ from redrb.stream.ranks.calls import (
 from redrb.stream.ranks.dealing import deal
 from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
-from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw
+from redrb.stream.take.part import Draw, claimed_part
 from redrb.stream.take.taker import Taker, batch_timeout
-from redrb.stream.task.entries import entry_id, first_ids, parse_entry
+from redrb.stream.task.entries import entry_id, first_ids, parse_entries
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -255,7 +254,7 @@ class Ranks:
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
         raw = self._payload(place, part.ids)
-        found = dict(map(parse_entry, raw))
+        found = dict(parse_entries(raw))
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."

@@ -20,11 +20,10 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.deadline import Deadline, here
-from redrb.connection.transport import Pipeline
+from redrb.connection.transport import Pipeline, Replication
 from redrb.errors import ConfigError, RedrbError, TaskMismatch
 from redrb.experience import Status
 from redrb.stream.put.calls import Adopt, Put
-from redrb.stream.put.replication import Replication
 from redrb.stream.saving.checking import CheckedContents, CheckedFile, open_saved
 from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.file import Kind, SaveReader

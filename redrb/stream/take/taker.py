@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
-from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, LeasePart
+from redrb.stream.take.part import Draw, LeasePart, claimed_part
 from redrb.stream.task.never_full import never_full
 from redrb.stream.task.queries import no_query
 from redrb.stream.task.store import QUEUE_TTL_MS
