@@ -330,10 +330,26 @@ class Mixture(Closing):
 
 
 def close_all(client: Client, streams: Iterable[ExperienceStream]) -> None:
-    """Close streams; one that fails keeps no other open."""
-    with Deadline(client.retry_s), ExitStack() as scope:
+    """Close streams; one that fails keeps no other open.
+
+    Raises:
+        StoreUnavailable: It names the tasks whose servers were away.
+    """
+    away: dict[str, StoreUnavailable] = {}
+
+    def close(stream: ExperienceStream) -> None:
+        try:
+            stream.close()
+        except StoreUnavailable as error:
+            away[stream.task] = error
+
+    with Deadline(client.retry_s, repeat_s=client.retry_s), ExitStack() as scope:
         for stream in streams:
-            scope.callback(stream.close)
+            scope.callback(close, stream)
+    for error in away.values():
+        names = ", ".join(map(repr, sorted(away)))
+        message = f"not closed: tasks {names}. Close again when they are back. {error}"
+        raise StoreUnavailable(message, where=client.where) from error
 
 
 def release(leases: Iterable[Lease]) -> None:
