@@ -119,7 +119,7 @@ class Producer:
         self._task = task
         self._replication = replication
         self._known = False
-        self._room = Room(task.store, on_full)
+        self._room = Room(task, on_full)
         self._arrivals = StaleArrivals(task.name)
         self._epoch = Epoch(task)
         self._begin()

@@ -159,7 +159,9 @@ class Shards:
         except StoreUnavailable as error:
             reached, self._why, node = False, str(error), self._node(number)
             if node not in self._away:
-                _log.warning("task %r: shards on %s are left out: %s", self._task, node, error)
+                mine = [name for at, name in enumerate(self.names) if self._node(at) == node]
+                why = error.__cause__ or error
+                _log.warning("tasks %s are left out: %s: %s", ", ".join(mine), node, why)
             self._away[node] = time.monotonic() + AWAY_S
             raise
         finally:
