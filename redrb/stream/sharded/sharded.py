@@ -297,7 +297,9 @@ class ShardedStream(Closing):
                 if here().over:
                     raise refusal
                 shards = counted(len(self._shards), "shard")
-                here().log(f"task {self.task!r} has no room in {shards}: a put waits")
+                here().log(
+                    f"task {self.task!r} has no room in {shards}: a put waits", self.namespace
+                )
                 self._shards.wait({at: pending.identity.name for at, pending in places.items()})
         finally:
             with Deadline(SHORT_OUTAGE_S):
@@ -426,7 +428,8 @@ class ShardedStream(Closing):
                 continue
             groups = counted(batch.request.count, "group", "are")
             waiting = f"{batch.request.count - batch.missing} of {groups} waiting"
-            here().log(f"task {self.task!r}: {waiting} in {len(self._shards)} shards")
+            where = f"{len(self._shards)} shards"
+            here().log(f"task {self.task!r}: {waiting} in {where}", self.namespace)
             self._shards.wait(dict.fromkeys(batch.queued, batch.waiter))
 
     def _leave(self, batch: _Batch) -> None:
@@ -464,6 +467,7 @@ class ShardedStream(Closing):
                 with suppress(StoreFull):  # it is there: another take has it
                     self._turn.put([BufferItem(None, None)])
                 batch.release()  # the take whose turn it is may need these groups
+                here().log(f"task {self.task!r}: a take waits for its turn", self.namespace)
                 self._turn.wait(turn.waiter)
 
     def _timeout(self, batch: _Batch) -> BatchTimeout:
