@@ -56,8 +56,8 @@ def add_to(commands: Commands) -> None:
         "--task",
         action="append",
         default=[],
-        help="name of its task, several times for several tasks; an observer without it sees all "
-        "tasks, tables and weights of the namespace",
+        help="name of its task, several times for several tasks; `math@*` stands for all shards of "
+        "a stream; an observer without it sees all tasks, tables and weights of the namespace",
     )
     parser.add_argument(
         "--table",

@@ -111,7 +111,7 @@ def permissions(
         if role != "observer" or to is not None:
             raise ConfigError(f"give --task or --table: the role {role} is for what these name.")
         return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
-    keys = [TaskKeys.of(namespace, task) for task in tasks]
+    keys = [_task_keys(namespace, task) for task in tasks]
     parts = []
     if keys:
         parts += _observer(keys) if role == "observer" else [_worker(role, keys)]
@@ -125,8 +125,15 @@ def permissions(
             _rules([f"~{key(namespace)}" for key in (replay_key, replay_run_key)], _REPLAY)
         )
     if to is not None:
-        parts.append(_worker("maker", [TaskKeys.of(namespace, to)]))
+        parts.append(_worker("maker", [_task_keys(namespace, to)]))
     return _joined(parts)
+
+
+def _task_keys(namespace: str, task: str) -> TaskKeys:
+    """Return the keys of a task, or the patterns of those of all shards, of "math@*"."""
+    name = task.removesuffix("@*")
+    keys = TaskKeys.of(namespace, name)
+    return keys if name == task else TaskKeys(f"{keys.prefix.removesuffix('}:')}@*}}:")
 
 
 def _joined(rules: Sequence[str]) -> str:

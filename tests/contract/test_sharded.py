@@ -138,6 +138,66 @@ def test_a_take_that_dies_with_the_turn_gives_it_to_the_next(open_shards: Open) 
         assert len(waiting.result()) == 2
 
 
+def lose_all_keys(turn: ExperienceStream) -> None:
+    """Delete the keys of the turn and of all shards, as if Redis had lost its data."""
+    client = turn._store.client
+    client.execute("DEL", *client.execute("KEYS", f"redrb:{{{turn.namespace}:*"))
+
+
+def end_group(turn: ExperienceStream) -> None:
+    """Let the group of the turn leave the task, as an acknowledgement or a dead letter does."""
+    assert turn.settle({1: 1}, incarnation=turn.incarnation) == 1
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [ExperienceStream.clear, ExperienceStream.drop_group, lose_all_keys, end_group],
+    ids=lambda lose: lose.__name__,
+)
+def test_takes_that_wait_go_on_when_the_turn_is_lost(
+    open_shards: Open, lose: Callable[[ExperienceStream], object]
+) -> None:
+    streams, maker = [open_shards(2) for _ in range(3)], open_shards(2)
+    with ThreadPoolExecutor(3) as threads:
+        takes = [threads.submit(stream.take, 2, timeout=60) for stream in streams]
+        while waiting_everywhere(maker, "consumers") < 1:
+            pass
+        turn = ExperienceStream(maker._client, "math@turn", namespace=maker.namespace, create=False)
+        while turn.stats().consumers_waiting < 2:
+            pass
+        lose(turn)
+        put(maker, *range(6))
+        leases = [take.result(20) for take in takes]
+        turn.close()
+    assert sorted(number for lease in leases for number in numbers(lease)) == list(range(6))
+
+
+def test_the_number_of_shards_is_kept_when_shards_are_created_anew(open_shards: Open) -> None:
+    stream = open_shards(2)
+    for each in stream.shards.values():
+        each.clear()
+    put(stream, 1, 2)
+    with pytest.raises(TaskMismatch, match="shards is 2, not 3"):
+        open_shards(3)
+    lose_all_keys(shard(stream, 0))
+    other = open_shards(3)  # it comes first, and those that have used two of them learn it
+    for call in (lambda: put(stream, 3, 4), lambda: stream.take(1, timeout=0)):
+        with pytest.raises(TaskMismatch, match="shards is 3, not 2"):
+            call()
+    put(other, 5)
+    assert len(other) == 1
+
+
+def test_rights_of_one_shard_are_refused_for_all(open_shards: Open) -> None:
+    stream = open_shards(2, max_staleness=1, groups_per_version=4)
+    with shard(stream, 0).admit(1) as right:
+        for call in (stream.put, lambda item, **more: stream.put_many([[item]], **more)):
+            with pytest.raises(ConfigError, match="of one shard"):
+                call(numbered(1), policy_version=0, admission=right)
+        assert len(stream) == 0
+        shard(stream, 0).put(numbered(1), policy_version=0, admission=right)
+
+
 def threads_take(stream: ShardedStream, count: int) -> Callable[[], Any]:
     """Begin to take in a thread; returns a function that waits for the lease."""
     found: list[Any] = []

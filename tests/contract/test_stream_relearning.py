@@ -184,6 +184,24 @@ def test_evicting_the_stalest_needs_versions(client, namespace, settings, refuse
         stream_of(client, namespace, on_full="drop_stalest", **settings)
 
 
+@pytest.mark.parametrize("by", ["itself", "another"])
+@pytest.mark.parametrize("whole", [1, 5])
+def test_evicting_the_stalest_of_a_task_without_versions_goes_by_arrival_and_is_logged(
+    client, namespace, caplog, by, whole
+):
+    stream = stream_of(client, namespace, limit=5, max_staleness=9, on_full="drop_stalest")
+    versions = [5, 1, 3, 2, 4]
+    stream.put_many([[numbered(n, policy_version=n)] for n in versions])
+    changing = stream if by == "itself" else stream_of(client, namespace)
+    changing.configure(max_staleness=None)
+    for number in range(6, 6 + whole):
+        stream.put(numbered(number, policy_version=number))
+    lines = [each.getMessage() for each in caplog.records if "by arrival" in each.getMessage()]
+    assert len(lines) == 1
+    left = versions[whole:] + list(range(6, 6 + whole))
+    assert sorted(numbers(stream.take(5, timeout=0))) == sorted(left)
+
+
 def test_names_of_tags_are_compared_and_not_counted(client, namespace):
     early = stream_of(client, namespace, tags=["a", "b"])
     task = f"{early._task.store.keys.prefix}task"

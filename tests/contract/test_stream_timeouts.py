@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from redrb import BatchTimeout, ExperienceStream, Mixture, Status, Table
+from redrb import BatchTimeout, ExperienceStream, Mixture, ShardedStream, Status, Table
 from redrb.connection import deadline
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.stop import Stop
 from redrb.errors import AdmissionTimeout, StoreError, StoreFull, StoreUnavailable
 from redrb.experience import BufferItem
+from redrb.stream.sharded.sharded import _Batch
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 
@@ -183,7 +185,9 @@ def test_a_take_says_that_makers_wait_for_rights_and_why(client, namespace):
         assert stream.settings().values["groups_per_version"] == "4"
 
 
-@pytest.mark.parametrize("waits", ["take", "put", "admit", "rows"])
+@pytest.mark.parametrize(
+    "waits", ["take", "put", "admit", "rows", "take of shards", "put into shards", "turn of shards"]
+)
 def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypatch, caplog, waits):
     monkeypatch.setattr(deadline, "WARN_EVERY_S", 0.0)
     if waits == "rows":
@@ -191,7 +195,17 @@ def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypa
         table.put(["a"], {"x": torch.arange(1)})
         with suppress(StoreFull):
             table.put(["b"], {"x": torch.arange(1)}, timeout=0.1)
-    else:
+    elif "shards" in waits:
+        options = {"shards": 3, "limit": 2, "namespace": namespace}
+        with ShardedStream(client, "math", **options) as stream, suppress(TimeoutError, StoreFull):
+            if "put" in waits:
+                stream.put_many([[numbered(each)] for each in range(40)], timeout=0.1)
+            if "turn" in waits:
+                held = stream._await_turn(_Batch(TakeRequest(1, 1, Status.COMPLETED, "")))
+            stream.take(2, timeout=0.1)
+        if "turn" in waits:
+            assert held.leases
+            assert "a take waits for its turn" in caplog.text
         options = {"max_staleness": 0, "groups_per_version": 1} if waits == "admit" else {}
         options |= {"limit": 4}
         with ExperienceStream(client, "math", namespace=namespace, **options) as stream:
@@ -279,6 +293,24 @@ def test_a_call_whose_group_joins_keeps_its_timeout_and_the_next_one_goes_on(
         assert all(message in each for each in cut_off)
 
 
+def test_a_take_of_shards_whose_groups_join_keeps_its_timeout_and_the_next_one_goes_on(
+    client, namespace, monkeypatch
+):
+    monkeypatch.setattr(deadline, "PAGES_S", 0.0)
+    place: dict[str, Any] = {"shards": 2, "namespace": namespace}
+    stream, later = (ShardedStream(client, "math", **place, group=name) for name in "ab")
+    with stream, later:
+        for shard in stream.shards.values():
+            put_many(shard, 600)  # facts are read in pages of about 100
+        cut_off, lease = 0, None
+        while lease is None:
+            try:
+                lease = later.take(1200, timeout=0)
+            except BatchTimeout:
+                cut_off += 1
+        assert 1 <= cut_off <= 2 * 600 // 50
+
+
 CALLS: dict[str, Callable[[ExperienceStream], object]] = {
     "put": lambda stream: stream.put([numbered(2, policy_version=0)]),
     "take": lambda stream: stream.take(1),
@@ -306,6 +338,21 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         CALLS[call](stream)
 
 
+@pytest.mark.parametrize("call", ["put", "take"])
+def test_shards_whose_scripts_refuse_them_are_an_error_and_no_endless_loop(client, namespace, call):
+    with ShardedStream(client, "math", shards=2, namespace=namespace) as stream:
+        stream.put_many([[numbered(1)]])
+        for name in stream.shards:
+            store = TaskStore.of(client, namespace, name)
+            client.execute("HSET", store.keys.task, "rules", "")
+        with pytest.raises(StoreError, match="redrb set"):
+            CALLS[call](stream)
+        for shard in stream.shards.values():
+            shard.configure(limit=99)
+        stream.put_many([[numbered(3)]])
+        CALLS[call](stream)
+
+
 @pytest.mark.every_server
 @pytest.mark.parametrize(
     ("call", "error"),
@@ -315,6 +362,8 @@ def test_a_task_whose_scripts_refuse_it_is_an_error_and_no_endless_loop(
         ("rank", BatchTimeout),
         ("leases", BatchTimeout),
         ("admit", AdmissionTimeout),
+        ("put into shards", StoreFull),
+        ("take of shards", BatchTimeout),
     ],
 )
 def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
@@ -325,15 +374,20 @@ def test_a_wait_ends_when_the_time_of_a_process_that_ends_is_up(
     if call == "admit":
         settings = {"max_staleness": 0, "groups_per_version": 1}
     stop = Stop(5.3)
-    with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
+    stream: Any = ExperienceStream(client, "math", namespace=namespace, **settings)
+    if "shards" in call:
+        stream = ShardedStream(client, "math", shards=3, namespace=namespace, limit=2)
+    with stream:
         if call == "put":
             put_many(stream, 2)
+        if call == "put into shards":
+            stream.put_many([[numbered(number)] for number in range(6)])
         held = stream.admit(1) if call == "admit" else nullcontext()
         with held:
             stop.begin()
             began = time.monotonic()
             with Deadline(budget=stop), pytest.raises(error):
-                CALLS[call](stream)
+                CALLS[call.partition(" ")[0]](stream)
             assert time.monotonic() - began < 10
 
 

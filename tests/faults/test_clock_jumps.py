@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 
 import redrb
-from redrb import BatchTimeout, ExperienceStream
+from redrb import BatchTimeout, ExperienceStream, ShardedStream, Status
 from redrb.keys import WeightKeys
 from redrb.stream.put.calls import AskRoom
+from redrb.stream.take.calls import TakeRequest
 from redrb.weights.wire.calls import FindSteps
-from tests.audit import audit
+from tests.audit import audit, kill_consumer
 from tests.clocks import SHARED_MEMORY, ClockedServer
 from tests.conftest import REAL
 from tests.faults.test_stream_faults import Worker
@@ -95,6 +98,29 @@ def test_set_back_a_dead_producer_keeps_no_room(server, open_stream):
     server.set_clock(-HOUR_S)
     _until(lambda: store.call(AskRoom("other", 1000, [1])).granted == 1, 60)
     store.call(AskRoom("other", 0))
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_a_dead_take_keeps_no_turn(server, client, namespace, jump_s):
+    """It dies with the turn, or in the queue for it."""
+    options = {"shards": 2, "namespace": namespace, "lease_ms": LEASE_MS}
+    one, other = (ShardedStream(client, "math", **options) for _ in range(2))
+    with suppress(BatchTimeout):
+        one.take(1, timeout=0.1)
+    turn = one._turn
+    assert turn is not None
+    assert turn.take(1, timeout=0)
+    kill_consumer(turn)
+    turn.taker.take_once(TakeRequest(1, 1, Status.COMPLETED, ""), waiter="dead", ttl_ms=3000)
+    server.set_clock(jump_s)
+    with ThreadPoolExecutor(1) as threads:
+        taken = threads.submit(other.take, 2, timeout=60)
+        _until(lambda: other.stats().consumers_waiting, 30)
+        one.put(numbered(1))
+        one.put(numbered(2))
+        taken.result(10).ack()
+    one.close()
+    other.close()
 
 
 def test_set_back_a_dead_reader_keeps_no_version_of_weights(server, client, namespace):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import redrb
-from redrb import ExperienceStream, Stage
+from redrb import ExperienceStream, ShardedStream, Stage
 from redrb.cli.__main__ import main
 from redrb.cli.arguments import ROLES
 from redrb.connection import Client
@@ -32,7 +32,7 @@ from redrb.watch.groups import Follower
 from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.reading import missing
-from tests.integration.conftest import SECRET, LogIn
+from tests.integration.conftest import SECRET, LogIn, Run
 from tests.samples import numbered, numbers
 from tests.scenes import silence
 
@@ -260,6 +260,40 @@ def test_roles_work_on_their_task_and_on_no_other(
         assert main(["stats", TASK, "--namespace", namespace]) == 0
         ledger = trainer.stats().ledger
         assert (ledger.put, ledger.acked, ledger.waiting) == (7, 6, 1)
+
+
+def test_one_name_gives_a_role_all_shards_of_a_stream_and_no_other_task(
+    log_in: LogIn, owner: Client, namespace: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"tasks": ("math@*",)}
+    clients = {role: log_in(role, **names) for role in ("maker", "trainer", "observer", "admin")}
+    ExperienceStream(owner, TASK, namespace=namespace).close()
+    for client in clients.values():
+        with pytest.raises(StoreDenied):
+            client.execute("HGET", TaskKeys.of(namespace, TASK).task, "put")
+    options = {"shards": 13, "namespace": namespace, "limit": 1}
+    with (
+        ShardedStream(clients["maker"], TASK, **options) as maker,
+        ShardedStream(clients["trainer"], TASK, **options) as trainer,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        taking = threads.submit(trainer.take, 13, timeout=20)
+        maker.put_many([[numbered(number)] for number in range(12)], timeout=20)
+        while not trainer.stats().consumers_waiting:
+            pass
+        maker.put(numbered(12))
+        lease = taking.result()
+        putting = threads.submit(maker.put, numbered(13), timeout=20)
+        while not trainer.stats().producers_waiting:
+            pass
+        lease.ack()
+        putting.result()
+        for role, words in (("observer", "stats"), ("observer", "ls"), ("admin", "rm")):
+            monkeypatch.setenv("REDRB_URL", clients[role].url)
+            subject = {"stats": ["math@*"], "ls": [], "rm": ["math@12", "--yes", "--force"]}[words]
+            assert run(words, *subject)[0] == 0
+        with pytest.raises(StoreDenied):
+            ShardedStream(clients["observer"], TASK, **options).put(numbered(1))
 
 
 def test_an_observer_sees_all_and_changes_nothing(

@@ -121,6 +121,7 @@ def test_the_sum_is_shown_behind_its_shards_and_is_no_task_of_metrics_and_findin
     tasks = [shard(number, shards=11) for number in range(11)]
     state = state_of(*tasks, TaskState("math@turn"), TaskState("mathematics"))
     names = [task.name for task in state.shown]
+    assert names[:11] == [f"math@{number}" for number in range(11)]
     assert names[-3:] == ["math@*", "math@turn", "mathematics"]
     assert [task.name for task in state.streams] == names[-3:]
     assert state.task("math@*") == state.sums[0]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from numbers import Rational, Real
 
 from redrb.checks import checked_int
 from redrb.connection import Client
-from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
+from redrb.connection.deadline import GRACE_S, SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import BatchTimeout, ConfigError, StoreUnavailable
 from redrb.forks import in_child
 from redrb.keys import check_name
@@ -330,10 +331,31 @@ class Mixture(Closing):
 
 
 def close_all(client: Client, streams: Iterable[ExperienceStream]) -> None:
-    """Close streams; one that fails keeps no other open."""
-    with Deadline(client.retry_s), ExitStack() as scope:
+    """Close streams; one that fails keeps no other open, and those that answer are closed first.
+
+    Raises:
+        StoreUnavailable: It names the tasks whose servers were away.
+    """
+    away: dict[ExperienceStream, StoreUnavailable] = {}
+
+    def close(stream: ExperienceStream, limits: Callable[[], Deadline]) -> None:
+        try:
+            with limits():
+                stream.close()
+            away.pop(stream, None)
+        except StoreUnavailable as error:
+            away[stream] = error
+
+    with ExitStack() as scope:
         for stream in streams:
-            scope.callback(stream.close)
+            scope.callback(close, stream, partial(Deadline, at_most=GRACE_S, repeat_s=0.0))
+    with Deadline(client.retry_s):
+        for stream in reversed(tuple(away)):
+            close(stream, Deadline)
+    for error in away.values():
+        names = ", ".join(repr(stream.task) for stream in reversed(away))
+        message = f"not closed: tasks {names}. Close again when they are back. {error}"
+        raise StoreUnavailable(message, where=client.where) from error
 
 
 def release(leases: Iterable[Lease]) -> None:

@@ -61,7 +61,7 @@ class Producer:
         self._task, self._store = task, task.store
         self._replication = replication
         self._known = False
-        self._room = Room(task.store, on_full)
+        self._room = Room(task, on_full)
         self._arrivals = StaleArrivals(task.name)
         self._epoch = Epoch(task)
         self._begin()

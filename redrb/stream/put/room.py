@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
@@ -10,10 +11,13 @@ from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.calls import AskRoom, Evict, PutReply
 from redrb.stream.put.pending import Attempt
 from redrb.stream.task.lookup import stats_of
-from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
+from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.task import Task
 from redrb.words import agreeing, counted
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "drop_stalest", "error"]
+
+_log = logging.getLogger("redrb")
 
 EVICTION_ATTEMPTS = 8
 """Attempts to make room by eviction before a put gives up."""
@@ -29,9 +33,10 @@ class Room:
         scarce: Whether the task may have no room for the next chunk.
     """
 
-    def __init__(self, store: TaskStore, on_full: OnFull) -> None:
+    def __init__(self, task: Task, on_full: OnFull) -> None:
         self.scarce = False
-        self._store = store
+        self._task, self._store = task, task.store
+        self._logged = ""  # revision of the settings
         self._on_full = on_full
         self._evicts = on_full in ("drop_oldest", "drop_stalest")
 
@@ -73,6 +78,14 @@ class Room:
 
     def evicting(self, attempt: Attempt, least: int) -> Evict:
         """Return the call that evicts waiting groups until some groups of a put have room."""
+        stalest, description = self._on_full == "drop_stalest", self._task.description
+        if stalest and not description.by_version and self._logged != description.revision:
+            self._logged = description.revision
+            _log.warning(
+                'task %r: on_full="drop_stalest" evicts by arrival now, because the task indexes '
+                'no policy versions any more: give it order="stalest" or max_staleness again',
+                self._store.task,
+            )
         pending, batch = attempt.pending, attempt.batch
         return Evict(
             producer=pending.identity.name,
@@ -81,7 +94,7 @@ class Room:
             groups=len(batch.groups),
             nbytes=batch.nbytes,
             least=least,
-            stalest=self._on_full == "drop_stalest",
+            stalest=stalest,
         )
 
     def leave(self, attempt: Attempt) -> None:

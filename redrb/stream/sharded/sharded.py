@@ -15,7 +15,6 @@ from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import (
     BatchTimeout,
     ConfigError,
-    LeaseLost,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -31,10 +30,11 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
 from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.room import OnFull
-from redrb.stream.sharded.shards import Shards
+from redrb.stream.sharded.shards import Shard, Shards
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.lease import Lease
+from redrb.stream.take.taker import Taker
 from redrb.stream.task.ledger import StreamStats, summed
 from redrb.stream.task.settings import LEASE_MS
 from redrb.stream.task.store import QUEUE_TTL_MS
@@ -83,6 +83,19 @@ class _Batch:
     def asked(self, count: int, least: int) -> TakeRequest:
         """Return the request for a part of it."""
         return TakeRequest(count, least, self.request.status, self.request.where)
+
+    def take_of(self, taker: Taker, asked: TakeRequest, ttl_ms: int) -> TakeReply:
+        """Lease groups of one task, or queue there; returns the last reply."""
+        search, again = None, True
+        while again:
+            reply, lease = taker.take_once(asked, waiter=self.waiter, search=search, ttl_ms=ttl_ms)
+            if lease is not None:
+                self.leases.append(lease)
+            self.expired += reply.expired
+            taker.accept(asked, reply)
+            search = reply.search
+            again = reply.outcome in ("gone", "more") and not here().pages_over
+        return reply
 
     def release(self) -> None:
         """Requeue the groups."""
@@ -140,7 +153,7 @@ class ShardedStream(Closing):
         self._client, self._blocks = client, on_full == "block"
         self._where: dict[str, Any] = {"namespace": namespace, "group": group, "lease_ms": lease_ms}
         self._shards = Shards(client, task, count, self._where | {"on_full": on_full} | options)
-        self._turn: ExperienceStream | None = None
+        self._turn: Shard | None = None
 
     def __repr__(self) -> str:
         return f"<redrb.ShardedStream {self.namespace}:{self.task}, {len(self._shards)} shards>"
@@ -174,7 +187,11 @@ class ShardedStream(Closing):
         return summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
 
     def close(self) -> None:
-        """Close the shards: their leased groups are requeued. The client stays open."""
+        """Close the shards: their leased groups are requeued. The client stays open.
+
+        Raises:
+            StoreUnavailable: It names the shards that could not be reached; call again later.
+        """
         close_all(self._client, [*self._shards.opened, *([self._turn] if self._turn else [])])
 
     # put
@@ -188,7 +205,8 @@ class ShardedStream(Closing):
         Args:
             items: As for `ExperienceStream.put`.
             timeout: Seconds to wait for room in any shard with `on_full="block"`.
-            options: Its policy_version, priority, status and tags.
+            options: Its policy_version, priority, status and tags. No `admission`: rights are those
+                of one shard, and for puts into this shard.
 
         Returns:
             Task and id of each group that passed the filters, in order.
@@ -198,7 +216,7 @@ class ShardedStream(Closing):
             StoreUnavailable: No shard could be reached; or one that may have stored the groups.
             As `ExperienceStream.put`. `stored` says how many groups, from the first, are stored.
         """
-        return self._put(groups_of(items), PutOptions.checked(**options), timeout)
+        return self._put(groups_of(items), options, timeout)
 
     def put_many(
         self,
@@ -211,10 +229,12 @@ class ShardedStream(Closing):
 
         Arguments, result and errors are those of `put`.
         """
-        return self._put(groups_of_many(groups), PutOptions.checked(**options), timeout)
+        return self._put(groups_of_many(groups), options, timeout)
 
-    def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> Ids:
-        put = _Put(self._shards.opened[0].prepared(groups, options))
+    def _put(self, groups: Groups, options: dict[str, Any], timeout: float | None) -> Ids:
+        if options.pop("admission", None) is not None:
+            raise ConfigError("admission: rights are those of one shard; put into that shard.")
+        put = _Put(self._shards.opened[0].prepared(groups, PutOptions.checked(**options)))
         try:
             with Deadline(timeout):
                 while not put.over:
@@ -233,13 +253,13 @@ class ShardedStream(Closing):
         """
         before = put.done
         try:
-            with self._shards.asking(number, None):
+            with self._shards.asking(number, math.inf):
                 shard = self._shards[number]
                 pending = pending or shard.new_put(put.piece)
                 groups = len(pending.batch.groups)
                 try:
                     try:
-                        with Deadline(0.0):
+                        with Deadline(0.0, repeat_s=self._shards.outage_s):
                             shard.producer.finish(pending)
                     except (StoreFull, StoreUnavailable):
                         if not pending.repeated or here().over:
@@ -277,7 +297,9 @@ class ShardedStream(Closing):
                 if here().over:
                     raise refusal
                 shards = counted(len(self._shards), "shard")
-                here().log(f"task {self.task!r} has no room in {shards}: a put waits")
+                here().log(
+                    f"task {self.task!r} has no room in {shards}: a put waits", self.namespace
+                )
                 self._shards.wait({at: pending.identity.name for at, pending in places.items()})
         finally:
             with Deadline(SHORT_OUTAGE_S):
@@ -366,17 +388,8 @@ class ShardedStream(Closing):
 
     def _take_some(self, number: int, batch: _Batch, asked: TakeRequest, ttl_ms: int) -> None:
         """Lease groups of one shard, or queue there."""
-        taker, search, again = self._shards[number].taker, None, True
-        while again:
-            batch.queued[number] = asked.least
-            reply, lease = taker.take_once(asked, waiter=batch.waiter, search=search, ttl_ms=ttl_ms)
-            if lease is not None:
-                batch.leases.append(lease)
-            batch.expired += reply.expired
-            taker.accept(asked, reply)
-            search = reply.search
-            again = reply.outcome in ("gone", "more") and not here().pages_over
-        batch.replies[number] = reply
+        batch.queued[number] = asked.least
+        reply = batch.replies[number] = batch.take_of(self._shards[number].taker, asked, ttl_ms)
         if reply.outcome == "taken" or not ttl_ms:
             batch.queued.pop(number, None)
 
@@ -386,8 +399,6 @@ class ShardedStream(Closing):
         while batch.missing and not here().over:
             try:
                 turn = self._await_turn(batch)
-            except BatchTimeout:
-                continue
             except StoreUnavailable:  # take what is there, and ask again
                 self._sweep(batch)
                 gives_up = min(gives_up, time.monotonic() + self._client.retry_s)
@@ -400,10 +411,11 @@ class ShardedStream(Closing):
                 continue
             gives_up = math.inf
             try:
-                self._collect(batch)
+                if turn.leases:
+                    self._collect(batch)
             finally:
                 self._leave(batch)
-                with suppress(LeaseLost, StoreError), Deadline(SHORT_OUTAGE_S):
+                with Deadline(SHORT_OUTAGE_S):
                     turn.release()
         if batch.missing:
             self._sweep(batch)
@@ -416,7 +428,8 @@ class ShardedStream(Closing):
                 continue
             groups = counted(batch.request.count, "group", "are")
             waiting = f"{batch.request.count - batch.missing} of {groups} waiting"
-            here().log(f"task {self.task!r}: {waiting} in {len(self._shards)} shards")
+            where = f"{len(self._shards)} shards"
+            here().log(f"task {self.task!r}: {waiting} in {where}", self.namespace)
             self._shards.wait(dict.fromkeys(batch.queued, batch.waiter))
 
     def _leave(self, batch: _Batch) -> None:
@@ -429,11 +442,16 @@ class ShardedStream(Closing):
         batch.queued.clear()
         extra.release()  # groups that came in the meantime
 
-    def _await_turn(self, batch: _Batch) -> Lease:
-        """Lease the turn of this consumer group: the only group of a task of its own."""
+    def _await_turn(self, batch: _Batch) -> _Batch:
+        """Lease the turn of this consumer group, the only group of a task, while there is time.
+
+        Each look that does not find it puts it, which is refused as long as it is there: nothing
+        that happens to it ends the waits of all takes.
+        """
+        turn = _Batch(TakeRequest(1, 1, Status.COMPLETED, ""))
         with Deadline(repeat_s=SHORT_OUTAGE_S):
             if self._turn is None:
-                self._turn = ExperienceStream(
+                self._turn = Shard(
                     self._client,
                     f"{self.task}@turn",
                     limit=1,
@@ -441,12 +459,16 @@ class ShardedStream(Closing):
                     on_full="error",
                     **self._where,
                 )
-            with suppress(BatchTimeout):
-                return self._turn.take(1, timeout=0)
-            with suppress(StoreFull):  # it is there: another take has it
-                self._turn.put([BufferItem(None, None)])
-            batch.release()  # the take whose turn it is may need these groups
-            return self._turn.take(1)
+            while True:
+                over = here().over
+                turn.take_of(self._turn.taker, turn.request, 0 if over else QUEUE_TTL_MS)
+                if over or turn.leases:
+                    return turn
+                with suppress(StoreFull):  # it is there: another take has it
+                    self._turn.put([BufferItem(None, None)])
+                batch.release()  # the take whose turn it is may need these groups
+                here().log(f"task {self.task!r}: a take waits for its turn", self.namespace)
+                self._turn.wait(turn.waiter)
 
     def _timeout(self, batch: _Batch) -> BatchTimeout:
         """Return the error of a take whose time is up; it names the shards that are away."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from redrb.connection import Client
@@ -64,6 +65,15 @@ class Shard(ExperienceStream):
         alike = batch.revision == description.revision
         return self._producer.new(batch if alike else reindexed(batch, description))
 
+    def wait(self, waiter: str) -> None:
+        """Wait until a waiter in its queue is woken, or should look again."""
+        self._store.wait_for_wake(waiter)
+
+    def call_when_opened(self, check: Callable[[], None]) -> None:
+        """Call a function now and each time the task may have been created anew; it may raise."""
+        self._task.enter_name = check
+        check()
+
 
 class Shards:
     """The shards of a task; safe among threads.
@@ -95,8 +105,7 @@ class Shards:
                 if number not in self._open:
                     self._check_count(number)
                     shard = Shard(self._client, self.names[number], **self._options)
-                    self._stores[number].client.execute("HSETNX", *self._count(number), len(self))
-                    self._check_count(number)
+                    shard.call_when_opened(partial(self._note_count, number))
                     self._open[number] = shard
         return self._open[number]
 
@@ -109,6 +118,12 @@ class Shards:
     def away(self) -> list[str]:
         """Names of the shards that are left out now."""
         return [name for number, name in enumerate(self.names) if self._is_away(number)]
+
+    @property
+    def outage_s(self) -> float:
+        """Outage of a node that a request survives: the shorter, the more nodes are away."""
+        now = time.monotonic()
+        return SHORT_OUTAGE_S / (1 + sum(now < again for again in self._away.values()))
 
     def tries(self) -> Iterator[int]:
         """Yield the shards that are not left out, each to be asked in `asking`, from another on.
@@ -135,16 +150,18 @@ class Shards:
                 raise StoreUnavailable(message, where=self._client.where)
 
     @contextmanager
-    def asking(self, number: int, repeat_s: float | None = SHORT_OUTAGE_S) -> Iterator[None]:
-        """Note whether the requests of the block reach a shard."""
+    def asking(self, number: int, repeat_s: float | None = None) -> Iterator[None]:
+        """Note whether the requests of the block, repeated for `outage_s`, reach a shard."""
         reached = True
         try:
-            with Deadline(repeat_s=repeat_s):
+            with Deadline(repeat_s=self.outage_s if repeat_s is None else repeat_s):
                 yield
         except StoreUnavailable as error:
             reached, self._why, node = False, str(error), self._node(number)
             if node not in self._away:
-                _log.warning("task %r: shards on %s are left out: %s", self._task, node, error)
+                mine = [name for at, name in enumerate(self.names) if self._node(at) == node]
+                why = error.__cause__ or error
+                _log.warning("tasks %s are left out: %s: %s", ", ".join(mine), node, why)
             self._away[node] = time.monotonic() + AWAY_S
             raise
         finally:
@@ -180,13 +197,16 @@ class Shards:
     def _is_away(self, number: int) -> bool:
         return time.monotonic() < self._away.get(self._node(number), 0.0)
 
-    def _count(self, number: int) -> tuple[str, str]:
-        """Return where a shard keeps the number of shards that its task has."""
-        return self._stores[number].keys.task, "shards"
+    def _note_count(self, number: int) -> None:
+        """Write the number of shards into a shard that has none, and check it."""
+        store = self._stores[number]
+        store.client.execute("HSETNX", store.keys.task, "shards", len(self))
+        self._check_count(number)
 
     def _check_count(self, number: int) -> None:
         """Raise TaskMismatch if another process has opened the task with another number."""
-        stored = self._stores[number].client.execute("HGET", *self._count(number))
+        store = self._stores[number]
+        stored = store.client.execute("HGET", store.keys.task, "shards")
         with Reading(f"the number of shards of task {self._task!r}"):
             count = int(stored or len(self))
         if count != len(self):

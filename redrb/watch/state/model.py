@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -294,6 +295,11 @@ class ServerState:
         return self.maxmemory_policy not in ("", "noeviction")
 
 
+def _place(task: TaskState) -> str:
+    """Return the key by which tasks are sorted: shards by their numbers, and then their sum."""
+    return re.sub(r"@([0-9]{1,4})$", lambda at: f"@{at[1]:>4}", task.name.replace("*", ":"))
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """A namespace at one moment.
@@ -327,8 +333,7 @@ class State:
         """The tasks, and behind the shards of a stream their sum."""
         if not self.sums:
             return self.tasks
-        both = (*self.tasks, *self.sums)
-        return tuple(sorted(both, key=lambda task: task.name.replace("*", ":")))  # behind digits
+        return tuple(sorted((*self.tasks, *self.sums), key=_place))
 
     @property
     def streams(self) -> tuple[TaskState, ...]:
