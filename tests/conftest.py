@@ -203,7 +203,7 @@ def _assemble_once(name: str, source: str) -> scripts.Script:
     return _assembled[key]
 
 
-# Tests with small pages make `load` forget all scripts: without these the next ones parse them anew.
+# Tests with small pages make `load` forget all scripts; the next tests would parse them anew.
 scripts._read, scripts._lines, scripts.assemble = _read_once, _lines_once, _assemble_once
 
 
