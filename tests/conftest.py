@@ -46,7 +46,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`; ch
 
 REAL = programs()
 
+_read_once = cache(scripts._read)
 _lines_once = cache(scripts._lines)
+_assemble = scripts.assemble
+_assembled: dict[tuple[str, str, tuple[int, ...]], scripts.Script] = {}
 
 Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 """Opens the same task with other arguments of `ExperienceStream`."""
@@ -185,10 +188,28 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         yield make
 
 
+@cache
+def _pages_of(name: str, source: str) -> tuple[str, ...]:
+    """Return the pages whose sizes are in the text of a script."""
+    named = {each for _, code in _lines_once(name, source) for each in scripts._NAMED.findall(code)}
+    return tuple(sorted(page for kind, page in named if kind == "PAGE"))
+
+
+def _assemble_once(name: str, source: str) -> scripts.Script:
+    """Return what `scripts.assemble` does, which is made once for each size of a script's pages."""
+    key = name, source, tuple(PAGES[page] for page in _pages_of(name, source))
+    if key not in _assembled:
+        _assembled[key] = _assemble(name, source)
+    return _assembled[key]
+
+
+# Tests with small pages make `load` forget all scripts; the next tests would parse them anew.
+scripts._read, scripts._lines, scripts.assemble = _read_once, _lines_once, _assemble_once
+
+
 @contextmanager
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make pages of the scripts small in this block."""
-    monkeypatch.setattr(scripts, "_lines", _lines_once)  # most of the time to load a script
     before = dict(PAGES)
 
     def make(**small: int) -> None:
