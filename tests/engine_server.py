@@ -83,7 +83,7 @@ class EngineServer:
         self._loop.run_until_complete(self._start())
         self._loop.run_forever()
 
-    async def _start(self) -> None:
+    async def _start(self, port: int = 0) -> None:
         app = web.Application(middlewares=[self._count])
         routes = {
             "/v1/completions": self._completions,
@@ -104,7 +104,7 @@ class EngineServer:
         self._open.set()
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
@@ -134,7 +134,12 @@ class EngineServer:
         return answer
 
     async def _sampled(
-        self, prompt: list[int], most: int, temperature: float, ends: list[int]
+        self,
+        prompt: list[int],
+        most: int,
+        temperature: float,
+        ends: list[int],
+        labels: list[str] | None = None,
     ) -> tuple[list[int], list[float], str]:
         await self._open.wait()
         if self.aborts:
@@ -145,6 +150,7 @@ class EngineServer:
         self.peak = max(self.peak, self.running)
         try:
             for _ in range(most):
+                await self._before_token([] if labels is None else labels)
                 with torch.no_grad():
                     logits = self.model(torch.tensor([tokens])).logits[0, -1] / temperature
                 table = logits.log_softmax(-1)
@@ -162,6 +168,9 @@ class EngineServer:
             return tokens[len(prompt) :], found, "length"
         finally:
             self.running -= 1
+
+    async def _before_token(self, labels: list[str]) -> None:
+        labels.append(self.label)
 
     async def _stand(self, number: int, epoch: int) -> None:
         if self.stands_from is None or number < self.stands_from:

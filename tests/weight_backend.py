@@ -1,0 +1,230 @@
+"""`EngineServer` as a vLLM 0.32 with redrb's weight transfer backend: it fetches from Redis itself.
+
+It has `/inference/v1/generate`, which tells the weights of each token, keeps requests in flight
+over a pause, and can be ended, started again at its port, or hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from aiohttp import web
+
+import redrb
+from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
+from redrb.weights.reading.catalogue import Catalogue
+from redrb.weights.reading.checkpoint import Checkpoint
+from redrb.weights.reading.state_copies import PrivateCopy
+from tests.engine_server import EngineServer, tiny_model
+
+
+class BackendServer(EngineServer):
+    """The server; `redis_url` is its variable REDRB_URL.
+
+    Attributes:
+        loaded: The version of each load that has succeeded.
+        break_at: Number of tensors after which the next load breaks off.
+        hangs: Whether it answers nothing any more, until this is False.
+        hangs_at: Path whose next request begins to hang.
+        holds: Path whose requests wait, before they do anything, until `go` is set.
+        held: Set when such a request waits.
+        mode: That of the last pause.
+        paused: Whether it is paused.
+    """
+
+    def __init__(self, redis_url: str) -> None:
+        super().__init__()
+        self.redis_url = redis_url
+        self.loaded: list[int] = []
+        self.break_at: int | None = None
+        self.hangs = False
+        self.hangs_at = ""
+        self.holds = ""
+        self.held, self.go = threading.Event(), threading.Event()
+        self.mode = ""
+        self._port = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        """Have what a server has that has just been started."""
+        self.model, self.label = tiny_model(0), "default"
+        self._info: dict[str, Any] | None = None
+        self._copy = PrivateCopy()
+        self._updating = False
+        self._loading = asyncio.Lock()
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    def __exit__(self, *error: object) -> None:
+        self.hangs = False
+        self.go.set()
+        super().__exit__(*error)
+
+    def end(self) -> None:
+        """End as a killed process does: nothing listens at the port any more."""
+        self._epoch += 1
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+
+    def start(self) -> None:
+        """Start again at the same port, with the model on the disk."""
+        self._boot()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(20)
+
+    def restart(self) -> None:
+        """Do as a server that ends, and starts again with the model on its disk."""
+        self._boot()
+        super().restart()
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    async def _start(self, port: int = 0) -> None:
+        await super()._start(port or self._port)
+        self._port = int(self.url.rpartition(":")[2])
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        added: dict[str, Callable[[web.Request], Any]] = {
+            "/init_weight_transfer_engine": self._init,
+            "/start_weight_update": self._begin,
+            "/update_weights": self._update,
+            "/finish_weight_update": self._finish,
+            "/inference/v1/generate": self._tokens_of,
+            "/health": self._health,
+        }
+        if request.path == self.hangs_at:
+            self.hangs, self.hangs_at = True, ""
+        while self.hangs:
+            await asyncio.sleep(0.02)
+        if request.path == self.holds:
+            self.held.set()
+            await asyncio.to_thread(self.go.wait, 60)
+        try:
+            counted: Any = super()._count
+            answer: web.StreamResponse = await counted(request, added.get(request.path, handler))
+        except RedrbError as error:  # as `redrb.compat.vllm.transfer` and vLLM do
+            return _failed(f"redrb {type(error).__name__}: {error}")
+        return answer
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _init(self, request: web.Request) -> web.Response:
+        info = (await request.json())["init_info"]
+        if info != self._info:
+            self._info, self._copy = info, PrivateCopy()
+        return web.json_response({"message": "Weight transfer initialized"})
+
+    async def _begin(self, _: web.Request) -> web.Response:
+        if self._updating:
+            return _failed("start_weight_update called while a weight update is already active.")
+        self._updating = True
+        return web.json_response({"message": "Weight update started"})
+
+    async def _finish(self, _: web.Request) -> web.Response:
+        if not self._updating:
+            return _failed("finish_weight_update called without a matching start_weight_update.")
+        self._updating = False
+        return web.json_response({"message": "Weight update finished"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        wanted = (await request.json())["update_info"]
+        if not self._updating:
+            return _failed("start_weight_update must be called before update_weights.")
+        try:
+            async with self._loading:
+                tensors = await asyncio.to_thread(self._fetched, self._info, **wanted)
+                assert self.paused, "weights change while the server samples"
+                self._change(tensors)
+                self.loaded.append(wanted["version"])
+        except BaseException:
+            self._updating = False
+            raise
+        return web.json_response({"message": "Weights updated"})
+
+    def _fetched(
+        self, info: dict[str, Any] | None, version: int, created_s: float | None = None
+    ) -> dict[str, torch.Tensor]:
+        if info is None:
+            raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
+        with redrb.connect(self.redis_url) as client:
+            catalogue = Catalogue(client, info["name"], info["namespace"])
+            found = self._copy.fetch(catalogue, version, with_base=True)
+        if created_s is not None and found.described.created_s != created_s:
+            raise WeightError(f"version {version} is another one than was asked for.")
+        prefix = f"{info['model']}." if info["model"] else ""
+        chosen = Checkpoint.of(found.described, found.state, found.adapter, prefix)
+        return {name: tensor.clone() for name, tensor in chosen.tensors()}
+
+    def _change(self, tensors: dict[str, torch.Tensor]) -> None:
+        stop, self.break_at = self.break_at, None
+        if stop is not None:
+            self.model.load_state_dict(dict(list(tensors.items())[:stop]), strict=False)
+            raise WeightsTorn("loading broke off: the server has a mixture of two versions.")
+        self.model.load_state_dict(tensors)
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        async with self._loading:  # vLLM's engine answers between two steps
+            return await super()._weight_info(request)
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self.mode = request.query.get("mode", "abort")
+        self._open.clear()
+        if self.mode == "abort":
+            self._epoch += 1
+        while self.mode == "wait" and self.running:
+            await asyncio.sleep(0.01)
+        return web.json_response({"status": "paused"})
+
+    async def _stand(self, number: int, epoch: int) -> None:
+        if self.stands_from is None or number < self.stands_from:
+            return
+        self.standing += 1
+        while epoch == self._epoch and self.stands_from is not None:
+            await asyncio.sleep(0.01)
+        self.standing -= 1
+
+    async def _before_token(self, labels: list[str]) -> None:
+        if self.mode == "keep":
+            await self._open.wait()
+        await super()._before_token(labels)
+
+    async def _tokens_of(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        given, labels = body["sampling_params"], []
+        tokens, log_probs, finish = await self._sampled(
+            body["token_ids"],
+            given["max_tokens"],
+            given.get("temperature", 1.0),
+            given.get("stop_token_ids", []),
+            labels,
+        )
+        spans: list[dict[str, Any]] = []
+        for at, label in enumerate(labels[: len(tokens)]):
+            if spans and spans[-1]["version"] == label:
+                spans[-1]["end"] = at + 1
+            else:
+                spans.append({"version": label, "start": at, "end": at + 1})
+        content = [
+            {"token_id": token, "logprob": number, "rank": None, "top_logprobs": []}
+            for token, number in zip(tokens, log_probs, strict=True)
+        ]
+        choice = {
+            "index": 0,
+            "finish_reason": finish,
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "weight_versions": spans,
+        }
+        torn, self.torn = self.torn, {}
+        return web.json_response({"choices": [choice | torn]})
+
+
+def _failed(text: str) -> web.Response:
+    message = f"Call to collective_rpc method failed: {text}"
+    return web.json_response({"error": {"message": message}}, status=500)
