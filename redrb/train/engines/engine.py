@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
@@ -19,7 +20,7 @@ from tenacity import wait_exponential
 from redrb.checks import checked_number
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist_async
-from redrb.errors import EngineError
+from redrb.errors import ConfigError, EngineError
 from redrb.train.engines.completions import Finish, Generation, Sampled, missing_in
 from redrb.train.engines.http import JsonClient
 from redrb.train.engines.labels import newer, parsed, weights_of
@@ -39,6 +40,9 @@ class Published:
     version: int
     created_s: float
 
+
+LOOK_S = 5.0
+"""Seconds in which a server must tell the label of its weights; one step may delay it."""
 
 QUIET_S = 1.0
 """Seconds without a reply after which a paused server is taken to have no aborted request left."""
@@ -63,6 +67,10 @@ class WeightsReplacedError(EngineError):
 
 class WeightsKeptError(EngineError):
     """A server could not load weights, and still has all of those that it had before."""
+
+
+class WeightsUnreachableError(WeightsKeptError):
+    """A server could not reach Redis, and still has the weights that it had: try it again."""
 
 
 class WeightsMixedError(EngineError):
@@ -130,6 +138,11 @@ class Engine(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def where(self) -> str:
+        """Scheme, host and port of the server."""
+        return self._client.where
 
     @property
     def has_lost_weights(self) -> bool:
@@ -258,6 +271,28 @@ class Engine(ABC):
                 if not self._lost:
                     self._open.set()
 
+    async def look(self) -> str:
+        """Return the label of the server's weights; `has_lost_weights` tells if it is another one.
+
+        Raises:
+            EngineError: The server does not answer within `LOOK_S`. The request is not repeated.
+            ConfigError: It has no such labels.
+        """
+        try:
+            found = await asyncio.wait_for(self._weights_label(), LOOK_S)
+        except TimeoutError as error:
+            raise self._error(f"does not answer within {LOOK_S:g} s.") from error
+        except EngineError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            raise ConfigError(
+                f"{error}. Give the address of the server itself, and no router's; vLLM 0.32 or "
+                "newer must be started with VLLM_SERVER_DEV_MODE=1."
+            ) from error
+        if self._label is not None:
+            self._note_label(found)
+        return found
+
     async def abort(self) -> None:
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
@@ -329,8 +364,7 @@ class Engine(ABC):
             self.version, self._label = self._number(found), found  # another one has loaded them
             return
         _log.warning(
-            "%s has the weights %r and not %r: it was started again, or updated by another "
-            "program. What it has sampled is thrown away until it has the right ones",
+            "%s has the weights %r and not %r: it was started again, or updated by another program",
             self._client.where,
             found,
             self._label,

@@ -20,6 +20,7 @@ from redrb.train.engines.engine import (
     Published,
     WeightsKeptError,
     WeightsMixedError,
+    WeightsUnreachableError,
 )
 
 Pause: TypeAlias = Literal["keep", "wait", "abort"]
@@ -147,6 +148,8 @@ class VLLMEngine(Engine):
             text = f"{self._client.where} could not load weights: {error}"
             kept = BACKEND in str(error) and f"{BACKEND}WeightsTorn" not in str(error)
             kind = WeightsKeptError if kept else WeightsMixedError
+            if f"{BACKEND}StoreUnavailable" in str(error):
+                kind = WeightsUnreachableError
             raise kind(text, where=self._client.where, status=error.status) from error
 
     async def _receive(self, source: Published) -> None:
