@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 
 import redrb
 from redrb import Client, WeightPublisher
+from redrb.cli.__main__ import main
 from redrb.connection import fake
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError
@@ -115,7 +117,7 @@ def follow(client: Client, namespace: str) -> Iterator[Callable[..., Any]]:
             tasks.append(asyncio.ensure_future(made.run()))
             await asyncio.wait(tasks)
 
-        thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+        thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
         thread.start()
         try:
             yield
@@ -431,5 +433,82 @@ def test_arguments_that_cannot_be_used_are_said(run, monkeypatch):
         assert "--weight-transfer-config" in errors
 
 
-def test_the_key_of_the_servers_is_read_from_a_variable(real_url, start, real_trainer, namespace):
-    pass
+def test_a_fleet_ends_whenever_it_is_cancelled(start, trainer, client, namespace):
+    """Also when the reply of a server arrives in the same turn of the loop."""
+    [server] = start(1)
+    trainer.publish(1)
+
+    async def ended(turns: int) -> None:
+        engine = VLLMEngine(server.url, model="", retry_s=0.0)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        asked = asyncio.Event()
+
+        async def label() -> str:
+            asked.set()
+            return await answer
+
+        engine._weights_label = label  # type: ignore[method-assign]
+        weights = EngineWeights(client, NAME, engine, namespace=namespace)
+        running = asyncio.create_task(
+            Fleet(client, NAME, [(engine, weights)], namespace=namespace).run()
+        )
+        await asked.wait()
+        answer.set_result("default")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        _, late = await asyncio.wait({running}, timeout=20)
+        assert not late
+        assert running.cancelled()
+
+    for turns in range(12):
+        asyncio.run(ended(turns))
+        assert not server.paused
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_key_of_the_servers_is_read_from_a_variable(
+    run, monkeypatch, start, real_url, real_trainer, right
+):
+    [server] = start(1, real_url)
+    server.api_key = "s3cret"
+    real_trainer.publish(1)
+    monkeypatch.setenv("KEY_OF_SERVERS", "s3cret" if right else "wrong")
+    ending = sigterm_after_condition(
+        (lambda: has(server, 1)) if right else (lambda: server.requests.get("/weight_info", 0) > 1)
+    )
+    status, output, _ = run(
+        "engine-weights", server.url, "--weights", NAME, "--api-key-from", "KEY_OF_SERVERS"
+    )
+    ending.join()
+    assert status == 0
+    assert ("is away" not in output) == right
+    assert ("answered 401" in output) != right
+    assert "s3cret" not in output
+    assert has(server, 1) == right
+
+
+def sigterm_after_condition(condition: Callable[[], object]) -> threading.Thread:
+    """End the command in this process once a condition holds."""
+
+    def end() -> None:
+        until(condition)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    return thread
+
+
+def test_a_user_that_may_only_read_weights_suffices(
+    log_in, start, owner, namespace, real_trainer, monkeypatch, capsys
+):
+    user, reader = (log_in(role, weights=NAME) for role in ("observer", "maker"))
+    monkeypatch.setenv("REDRB_URL", user.url)
+    [server] = start(1, reader.url)
+    real_trainer.publish(1)
+    ending = sigterm_after_condition(lambda: has(server, 1))
+    words = ["engine-weights", server.url, "--weights", NAME, "--namespace", namespace]
+    assert main(words) == 0
+    ending.join()
+    assert "has version 1 after" in capsys.readouterr().out

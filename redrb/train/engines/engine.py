@@ -279,7 +279,8 @@ class Engine(ABC):
             ConfigError: It has no such labels.
         """
         try:
-            found = await asyncio.wait_for(self._weights_label(), LOOK_S)
+            async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation
+                found = await self._weights_label()
         except TimeoutError as error:
             raise self._error(f"does not answer within {LOOK_S:g} s.") from error
         except EngineError as error:
@@ -308,7 +309,8 @@ class Engine(ABC):
         """Wait until requests may be sent; False after `abort`."""
         while not self._ended.is_set() and not self._open.is_set():
             try:
-                await asyncio.wait_for(self._open.wait(), self._retry_s)
+                async with asyncio.timeout(self._retry_s):
+                    await self._open.wait()
             except TimeoutError as error:
                 if self._updating.locked():
                     continue
@@ -415,7 +417,8 @@ class Engine(ABC):
 
         async def pause(longest_s: float) -> None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), longest_s)
+                async with asyncio.timeout(longest_s):
+                    await ended.wait()
 
         try:
             result = await insist_async(
@@ -453,7 +456,8 @@ class Engine(ABC):
         if self._is_mixed:
             return  # nobody is to be answered by a mixture
         try:
-            await asyncio.wait_for(self._repeated(self._resume, _RESUME_S), 2 * _RESUME_S)
+            async with asyncio.timeout(2 * _RESUME_S):
+                await self._repeated(self._resume, _RESUME_S)
         except TimeoutError as error:
             raise self._error("does not answer, and may still be paused.") from error
 

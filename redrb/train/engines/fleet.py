@@ -157,7 +157,8 @@ class Fleet:
                 server.failing.failed(error)
                 pause_s = AGAIN_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await changed.wait()
 
     async def _answers(self, server: _Server) -> bool:
         """Ask a server for its label, and log that it comes or goes away."""
