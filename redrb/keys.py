@@ -116,6 +116,9 @@ TABLE_REST: Final = (
     *("wake:<waiter>", "restoring:<token>:<key>"),
 )
 """Further keys of a table: tasks that claim; values, and those to delete; those that expire."""
+MOST_SHARDS: Final = 1024
+"""Most tasks of a `ShardedStream`."""
+
 _SLOTS = 16384
 """Slots of a cluster."""
 

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.client import scan
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import GRACE_S, Deadline
 from redrb.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from redrb.keys import REGISTRIES, is_name, registry_key
 
@@ -22,6 +22,7 @@ NAMES_OF_A_CALL: Final = 1000
 ODD_NAME: Final = "nothing can have this name in the registry: another program entered it"
 
 _SEARCH_S = 1.0
+_AGAIN_S = 0.2
 _NAMED = 10
 
 _log = logging.getLogger("redrb")
@@ -97,8 +98,11 @@ class Registry:
         return int(self._client.execute("ZLEXCOUNT", self._key, f"[{kind}:", f"({kind};"))
 
     def _change(self, verb: str, *command: str | int) -> None:
+        again = self._client.fails  # whoever opens many tasks waits for the node once
+        limits = Deadline(at_most=_AGAIN_S, repeat_s=0.0) if again else Deadline(at_most=GRACE_S)
         try:
-            self._client.execute(*command)
+            with limits:
+                self._client.execute(*command)
         except (StoreDenied, StoreFull, StoreUnavailable) as error:
             _log.warning(
                 "could not %s %r in the registry, which `redrb ls` reads: %s",

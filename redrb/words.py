@@ -1,4 +1,4 @@
-"""Numbers of things in sentences: "1 group waits", "2,000 groups wait"."""
+"""Words for people: numbers of things ("1 group waits"), and what a terminal may be given."""
 
 _OF_ONE = {"are": "is", "were": "was", "have": "has", "do": "does"}
 
@@ -12,3 +12,17 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 def agreeing(number: int, verb: str) -> str:
     """Return a verb in the present, or "were", as a number of things needs it."""
     return _OF_ONE.get(verb, f"{verb}s") if number == 1 else verb
+
+
+def printable(text: str) -> str:
+    """Return a text with U+FFFD for each control character: a terminal would obey these.
+
+    Names and messages from Redis may hold them. Characters that change the direction of text, and
+    line breaks, count too.
+    """
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, such as a message, with each of its lines printable."""
+    return "\n".join(map(printable, text.split("\n")))

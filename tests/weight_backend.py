@@ -16,6 +16,7 @@ from aiohttp import web
 
 import redrb
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
+from redrb.train.engines.vllm import NO_URL
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.state_copies import PrivateCopy
@@ -35,6 +36,7 @@ class BackendServer(EngineServer):
         api_key: The key that it asks for; "": none.
         mode: That of the last pause.
         paused: Whether it is paused.
+        unpaused: Loads that came while it was not.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -48,6 +50,7 @@ class BackendServer(EngineServer):
         self.held, self.go = threading.Event(), threading.Event()
         self.mode = ""
         self.api_key = ""
+        self.unpaused = 0
         self._port = 0
         self._boot()
 
@@ -97,6 +100,7 @@ class BackendServer(EngineServer):
             "/finish_weight_update": self._finish,
             "/inference/v1/generate": self._tokens_of,
             "/health": self._health,
+            "/is_paused": self._is_paused,
         }
         if request.path == self.hangs_at:
             self.hangs, self.hangs_at = True, ""
@@ -117,8 +121,13 @@ class BackendServer(EngineServer):
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
 
+    async def _is_paused(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.paused})
+
     async def _init(self, request: web.Request) -> web.Response:
         info = (await request.json())["init_info"]
+        if not (self.redis_url or info.get("url")):
+            raise ConfigError(f"{NO_URL}: start it with one, or give url in init_info.")
         if info != self._info:
             self._info, self._copy = info, PrivateCopy()
         return web.json_response({"message": "Weight transfer initialized"})
@@ -142,7 +151,7 @@ class BackendServer(EngineServer):
         try:
             async with self._loading:
                 tensors = await asyncio.to_thread(self._fetched, self._info, **wanted)
-                assert self.paused, "weights change while the server samples"
+                self.unpaused += not self.paused
                 self._change(tensors)
                 self.loaded.append(wanted["version"])
         except BaseException:
@@ -155,7 +164,7 @@ class BackendServer(EngineServer):
     ) -> dict[str, torch.Tensor]:
         if info is None:
             raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
-        with redrb.connect(self.redis_url) as client:
+        with redrb.connect(self.redis_url or info["url"]) as client:
             catalogue = Catalogue(client, info["name"], info["namespace"])
             found = self._copy.fetch(catalogue, version, with_base=True)
         if created_s is not None and found.described.created_s != created_s:

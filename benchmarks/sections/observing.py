@@ -76,14 +76,13 @@ def _spent_s(client: Client, groups: int, looks: int, task: str) -> float:
         policy_version=1,
     )
     with ExitStack() as scope:
+        stream = scope.enter_context(ExperienceStream(client, task))
+        stream.advance(4)  # a bound has no effect before the task knows the newest version
+        stream.configure(max_staleness=4)
         for number in range(groups):
             name = f"group-{number}" if number else "default"
-            stream = scope.enter_context(
-                ExperienceStream(client, task, group=name, max_staleness=4)
-            )
-            stream.join_group()
+            scope.enter_context(ExperienceStream(client, task, group=name)).join_group()
         stream.put_many([[item]] * WAITING)
-        stream.advance(4)
         for number in range(groups):
             name = f"group-{number}" if number else "default"
             reading = scope.enter_context(ExperienceStream(client, task, group=name))

@@ -37,6 +37,7 @@ SETTINGS
 sample() {  # on each further node: a vLLM and a maker for each GPU
   for gpu in $(seq 0 $((GPUS - 1))); do
     CUDA_VISIBLE_DEVICES=$gpu VLLM_SERVER_DEV_MODE=1 "$VLLM/bin/vllm" serve "$REDRB_MODEL_NAME" \
+      --weight-transfer-config '{"backend": "redrb"}' --enable-scale-out \
       --host 127.0.0.1 --port $((8000 + gpu)) --max-model-len 2048 \
       --logprobs-mode processed_logprobs &
     "$VENV/bin/redrb-maker" --engine-url "http://127.0.0.1:$((8000 + gpu))" --device cpu &

@@ -119,7 +119,6 @@ class TrainingBatch:
         """Return a field, or a tensor of `Experience.tensors`, as float32 `[B]` or `[B, A]`.
 
         Args:
-            name: Name of the field or tensor.
             on_padding: Value where no action counts; None keeps the stored values.
 
         Raises:
@@ -229,7 +228,6 @@ class Place:
 
 
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
-    """Return a field, or raise RecordError if it is None."""
     if tensor is None:
         raise RecordError(f"{algorithm} needs {name}: the maker must fill it.", field=name)
     return tensor
@@ -268,7 +266,6 @@ class MicroBatches:
         ]
 
     def _rows(self, spans: list[_Span]) -> Iterator[list[int]]:
-        """Yield the rows of each part."""
         rows: list[int] = []
         for row in sorted(range(len(spans)), key=lambda row: _length(spans[row]), reverse=True):
             joined = [spans[each] for each in (*rows, row)]

@@ -38,11 +38,7 @@ class Completion:
     decode: Decode | None = field(default=None, repr=False)
 
     def __getitem__(self, key: str) -> Any:
-        """Return a further key of the prompt.
-
-        Raises:
-            RecordError: The prompt has no such key.
-        """
+        """Return a further key of the prompt, or raise RecordError."""
         try:
             return self.prompt[key]
         except KeyError:

@@ -47,12 +47,10 @@ class CompletionScorer(ABC):
     `sample` and `score`.
 
     Attributes:
-        actor: Behaviour policy.
         critic: The critic; None: there is none.
         reward_model: A reward model, a `Reward`, or a function of `Completions`.
         initial_model: The policy from which the divergence is measured; None: there is none.
         kl_estimator: Estimator of the divergence; see `redrb.algorithms.kl_estimate`.
-        group_size: Completions of a prompt.
     """
 
     actor: nn.Module

@@ -79,7 +79,6 @@ def _whole(model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> Next
 
 
 def _last(output: object, model: nn.Module, batch: int) -> Tensor:
-    """Return the logits after the last token, `[B, V]`."""
     logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
     if logits.dim() != 3 or logits.shape[0] != batch:
         raise RecordError(
@@ -283,7 +282,6 @@ _OF_SAMPLER = [field.name for field in fields(Sampler)]
 
 
 def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int:
-    """Return the largest number of tokens in a completion."""
     limits = (max_new_tokens, None if max_length is None else max_length - start)
     rooms = [each for each in limits if each is not None]
     if not rooms:

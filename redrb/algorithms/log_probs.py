@@ -127,7 +127,6 @@ class _Chosen(torch.autograd.Function):
 
 
 def _parts(logits: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of `[B, T, V]`: several rows, or some tokens of one row."""
     batch, length, vocabulary = logits.shape
     tokens = max(1, PART_ELEMENTS // max(1, vocabulary))
     rows = max(1, tokens // max(1, length))

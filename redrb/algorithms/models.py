@@ -256,11 +256,7 @@ def sequence_rewards(
 
 
 def output_tensor(output: object, names: tuple[str, ...], role: str) -> Tensor:
-    """Return the tensor of a module's output.
-
-    Raises:
-        RecordError: The output is no tensor and holds none under these names.
-    """
+    """Return the tensor of a module's output; raises RecordError if none has one of these names."""
     if isinstance(output, Tensor):
         return output
     for name in names:
@@ -304,7 +300,6 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _wrapped(model: nn.Module) -> nn.Module | None:
-    """Return the module inside a wrapper."""
     of_peft = getattr(model, "get_base_model", None)
     inner = of_peft() if callable(of_peft) else None
     for name in ("module", "_orig_mod"):

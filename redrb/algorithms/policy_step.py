@@ -210,9 +210,7 @@ class PolicyStep:
         """Clip each network's gradients, then step all optimizers, or none.
 
         Args:
-            batch: The whole batch.
             metrics: Metrics of this rank, `[]` each.
-            networks: The networks by name.
             optimizers: Their optimizers, of which several may be the same object.
 
         Returns:
@@ -253,12 +251,10 @@ class PolicyStep:
         return {name: floats[name] for name in found}
 
     def _mean(self, values: Tensor) -> Tensor:
-        """Return numbers `[N]` averaged over the ranks."""
         total = self._reduced(values, distributed.ReduceOp.SUM)
         return total / distributed.get_world_size() if self._ranks else total
 
     def _most(self, values: Tensor) -> Tensor:
-        """Return the largest of each number `[N]` on any rank."""
         return self._reduced(values, distributed.ReduceOp.MAX)
 
     def _reduced(self, values: Tensor, how: distributed.ReduceOp.RedOpType) -> Tensor:
@@ -296,7 +292,6 @@ class PolicyStep:
         return replace(batch, old_log_probs=found, policy_weights=weights), metrics
 
     def _forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return the actor's logits `[B, A, V]` and log-probabilities of the actions `[B, A]`."""
         logits = action_logits(
             self.actor, batch.sequences, batch.attention_mask, batch.actions, inputs=batch.inputs
         )

@@ -108,11 +108,7 @@ def repeated(values: Any, times: int) -> Any:
 
 
 def chosen(keys: Mapping[str, Any], names: Sequence[str], rows: int) -> list[dict[str, Any]]:
-    """Return the entries of some keys for each row, as plain Python values.
-
-    Raises:
-        RecordError: There is no such key.
-    """
+    """Return some keys' entries for each row, as plain values; raises RecordError without one."""
     for name in names:
         if name not in keys:
             known = ", ".join(map(repr, keys)) or "none"
@@ -143,7 +139,6 @@ def _padded_left(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matrix(tensor: object, name: str) -> Tensor:
-    """Return integers `[B, P]` as int64, or raise RecordError."""
     if not isinstance(tensor, Tensor):
         raise RecordError(
             f"{name} came as a {type(tensor).__name__}: give a tensor of token ids [B, P], or a "

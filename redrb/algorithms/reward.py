@@ -19,7 +19,6 @@ from redrb.errors import ConfigError, RecordError
 from redrb.experience.faults import Fault, log_filtered, raised
 
 Ready: TypeAlias = tuple[list[int], list[float]]
-"""Rows of completions, and the reward of each."""
 
 Results: TypeAlias = list[Any] | dict[int, Any]
 """What the function returned for each row, or its exception."""
@@ -87,7 +86,6 @@ class Reward:
 
         Args:
             completions: B completions; those of a group are neighbours.
-            group_size: Completions of a group.
 
         Raises:
             RecordError: A function of all completions returned another number of rewards.
@@ -153,7 +151,6 @@ class _OfCompletions(Reward):
 
 
 def _groups(count: int, size: int) -> list[list[int]]:
-    """Return the rows of each group."""
     return [list(range(first, min(first + size, count))) for first in range(0, count, size)]
 
 
@@ -204,7 +201,6 @@ def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
 
 
 def _number(result: Any) -> tuple[float, Fault | None]:
-    """Return a reward and None, or nan and what is wrong with it."""
     if isinstance(result, Exception):
         return math.nan, raised(_REWARD, result)
     try:

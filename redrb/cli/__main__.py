@@ -28,11 +28,11 @@ from redrb.cli import (
     weights,
 )
 from redrb.cli.arguments import STATUS
-from redrb.cli.output import printable_lines
 from redrb.cli.run import command as run
 from redrb.cli.run import demo
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import CommandParser, variable_of
+from redrb.words import printable_lines
 
 _COMMANDS = (
     demo,

@@ -119,7 +119,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _applied(client: Client, command: Sequence[str]) -> Iterator[tuple[str, Kept]]:
-    """Make the user on each primary; yield where each of them keeps it."""
     from redrb.watch.doctor.servers import kept_in
 
     password = environment.variable(PASSWORD)

@@ -26,7 +26,6 @@ TAKEOVER = (
 """The effect of `redrb weights put` and `rm` on a trainer that publishes under the same name."""
 
 Role: TypeAlias = Literal["maker", "episode-maker", "trainer", "replay", "observer", "admin"]
-"""What a user of Redis does."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -12,7 +12,6 @@ from redrb.errors import ConfigError
 from redrb.options import variable_of
 
 PORT = 8642
-"""Default port."""
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -139,7 +139,6 @@ def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
 
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[TaskStore]:
-    """Connect while the block runs; yield the store of the task."""
     from redrb.connection import connect
     from redrb.stream.task.lookup import existing_task
 

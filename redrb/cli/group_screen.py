@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from redrb.cli.output import age, printable, printable_lines, size
-from redrb.words import counted
+from redrb.cli.output import age, size
+from redrb.words import counted, printable, printable_lines
 
 if TYPE_CHECKING:
     from redrb.watch.groups import GroupView, LeaseView, SampleView, TokensView
@@ -211,7 +211,6 @@ def _reward(reward: float | None) -> tuple[str, str]:
 
 
 def _range(rewards: Sequence[float | None]) -> str:
-    """Return the lowest and highest reward, if there are two."""
     known = [each for each in rewards if each is not None]
     if len(known) < 2:
         return "-"

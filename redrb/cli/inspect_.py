@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from redrb.cli.arguments import TASK, Commands, add_command, add_flag, add_group
-from redrb.cli.output import check_reader, printable_lines, show, size, table
+from redrb.cli.output import check_reader, show, size, table
 from redrb.cli.watching import add_watch
 from redrb.errors import ConfigError, StoreUnavailable
+from redrb.words import printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,7 +143,6 @@ def _absent(options: argparse.Namespace, gone: Sequence[str]) -> str:
 
 
 def _show_rows(client: Client, options: argparse.Namespace) -> int:
-    """Show rows of a table."""
     for name in (*_RANKS, "status", "where", "looks", "tokenizer", "follow"):
         if getattr(options, name) not in (None, False):
             raise ConfigError(
@@ -184,7 +184,6 @@ def _show_rows(client: Client, options: argparse.Namespace) -> int:
 
 
 def _follow(follower: Follower, options: argparse.Namespace) -> int:
-    """Show groups as they arrive; while Redis is away, say so once and go on."""
     paced = sys.stdout.isatty() and not options.json
     never = threading.Event()
     shown, away = 0, ""

@@ -88,11 +88,9 @@ def _record(task: TaskState) -> dict[str, object]:
 
 def _lines(state: State) -> Iterator[str | Table]:
     claims = {claim.name for each in state.tables for claim in each.claims}
-    tasks = [task for task in state.tasks if task.name not in claims]
+    tasks = [task for task in state.shown if task.name not in claims]
     if tasks:
-        from redrb.watch.state.shards import with_sums
-
-        yield table(_TASKS, map(_task_row, with_sums(tasks)), left=("task", "order"))
+        yield table(_TASKS, map(_task_row, tasks), left=("task", "order"))
     if tasks and (state.tables or state.weights):
         yield ""
     if state.tables:
@@ -115,7 +113,6 @@ def _task_row(task: TaskState) -> list[str]:
 
 
 def _limits(stats: StreamStats) -> str:
-    """Return the bounds of a task, such as "4,096, 1.0 GB"."""
     groups = [f"{stats.limit:,}"] if stats.limit else []
     return ", ".join(groups + ([size(stats.max_bytes)] if stats.max_bytes else [])) or "-"
 

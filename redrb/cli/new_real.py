@@ -52,7 +52,8 @@ _COLUMNS = {
 """Usual names of columns; the first one is written where the data set is not a file."""
 
 _SERVERS = {
-    "vllm": "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs",
+    "vllm": "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs \\\n"
+    """    --enable-scale-out --weight-transfer-config '{{"backend": "redrb"}}'""",
     "sglang": "python -m sglang.launch_server --model-path {model}",
     "local": "",
 }

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
+from redrb.words import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
@@ -24,22 +26,6 @@ def show(result: object, lines: Iterable[str | Table | Text], *, as_json: bool) 
         return
     for line in lines:
         print(printable(line) if isinstance(line, str) else _rendered(line), flush=True)
-
-
-def printable(text: str) -> str:
-    """Return a text with U+FFFD for each control character: a terminal would obey these.
-
-    Names and messages from Redis may hold them. Characters that change the direction of text, and
-    line breaks, count too.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def printable_lines(text: str) -> str:
-    """Return a text of several lines, such as a message, with each of its lines printable."""
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def figures(named: Mapping[str, object]) -> Iterator[str]:

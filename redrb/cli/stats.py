@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TEXT = (
     "show the counters, staleness and workers of tasks, and the rows of tables. Waiting, leased "
     "and the other counters of groups are those of the consumer group. Rates need several looks: "
-    "--watch shows those of the last ten seconds."
+    "--watch shows those of the last ten seconds. `math@*` is the sum of the shards of one stream."
 )
 
 
@@ -57,7 +57,12 @@ def _run(options: argparse.Namespace) -> int:
     for table in state.tables:
         record = asdict(table) | {"balanced": table.balanced}
         show(record, figures(_figures_of_table(table)), as_json=options.json)
-    for number, task in enumerate(state.tasks, start=len(state.tables)):
+    shown = [  # of a sum not its shards, nor the sum of shards
+        task
+        for task in state.shown
+        if task.name in tasks or not (task.shards or task in state.sums)
+    ]
+    for number, task in enumerate(shown, start=len(state.tables)):
         _print(task, options, first=not number)
     return 0
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
 from redrb import environment
-from redrb.cli.output import printable_lines
 from redrb.errors import RedrbError, StoreError
-from redrb.words import counted
+from redrb.words import counted, printable_lines
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -86,7 +85,6 @@ def _print(run: Run, options: argparse.Namespace, look_s: float) -> None:
 
 
 def _draw(run: Run, options: argparse.Namespace, look_s: float) -> None:
-    """Look once, and show the result from the top of the terminal on."""
     picture = _Picture()
     try:
         with redirect_stdout(picture), redirect_stderr(picture):
@@ -105,7 +103,6 @@ def _draw(run: Run, options: argparse.Namespace, look_s: float) -> None:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Return a line in parts that fit a terminal, in which a character may take two columns."""
     if len(line) <= width and line.isascii():
         return [line]
     from rich.console import Console

@@ -164,6 +164,11 @@ class Client(Entered):
                 del failure  # it holds this frame
 
     @property
+    def fails(self) -> bool:
+        """Whether Redis was away at its last request."""
+        return self._outage is not None
+
+    @property
     def node(self) -> str:
         """Host and port of the server to which requests go, as far as it is known."""
         return self.where

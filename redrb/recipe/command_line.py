@@ -119,7 +119,6 @@ def _parser(
 
 
 def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[RecipeSettings]]) -> None:
-    """Add a flag for each setting, in a group for the class that declares it."""
     known: set[str] = set()
     for recipe in recipes:
         for owner in reversed(recipe.__mro__):

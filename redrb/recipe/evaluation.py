@@ -128,7 +128,6 @@ def _evaluated(
 def _result(
     future: Future[list[tuple[float, str]]], engine: LocalEngine, most_s: float
 ) -> list[tuple[float, str]]:
-    """Wait for the episodes, as long as some go on."""
     while True:
         before = engine.batches
         try:

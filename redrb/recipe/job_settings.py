@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redrb.keys import check_name, reference_weights
 from redrb.options import flag_of, has_password, option, url_option
 from redrb.recipe.settings import RecipeSettings, settings_of
-
-if TYPE_CHECKING:
-    pass
-
-
-_log = logging.getLogger("redrb")
 
 
 class JobSettings(RecipeSettings):

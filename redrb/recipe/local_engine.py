@@ -73,7 +73,6 @@ def _sampled(
 R = TypeVar("R")
 
 _Request: TypeAlias = tuple[Turn, asyncio.Future[Generation]]
-"""One call of `generate`."""
 
 
 class LocalEngine:
@@ -145,7 +144,6 @@ class LocalEngine:
                 result.set_result(Generation())
 
     def _begin(self) -> None:
-        """Sample all requests that wait."""
         batch = [(turn, result) for turn, result in self._waiting if not result.done()]
         self._waiting, self.sampling = [], bool(batch)
         if not batch:

@@ -220,11 +220,7 @@ def placed_models(
 
 
 def load_reference(client: Client, recipe: Recipe, reference: nn.Module) -> None:
-    """Load the reference policy, which trainers publish before the first weights.
-
-    Raises:
-        WeightTimeout: No trainer published it in time.
-    """
+    """Load the reference policy, or raise WeightTimeout if no trainer publishes it in time."""
     weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
     weights.wait(newer_than=0, timeout=recipe.weights_timeout)
     weights.poll(reference)

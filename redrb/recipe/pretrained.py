@@ -41,11 +41,7 @@ def built(source: Any, dtype: str) -> nn.Module:
 
 
 def with_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Return the model with LoRA layers of PEFT, beside which nothing is trained.
-
-    Raises:
-        ConfigError: peft is not installed.
-    """
+    """Return the model, of which only LoRA of PEFT is trained; raises ConfigError without peft."""
     require_package("peft", extra="lora")
     import peft
 
@@ -60,11 +56,7 @@ def config_folder(source: str | Path) -> Path:
 
 
 def tokenizer_of(source: Any) -> Any:
-    """Return the tokenizer of a folder or name.
-
-    Raises:
-        ConfigError: The model is no folder or name, so that its tokenizer is not known.
-    """
+    """Return the tokenizer of a folder or name; raises ConfigError if the model is neither."""
     if not isinstance(source, str | Path):
         raise ConfigError(
             "the recipe has no tokenizer: give it a functools.cached_property named tokenizer, or "

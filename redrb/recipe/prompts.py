@@ -74,11 +74,7 @@ def prompt_batch(recipe: LanguageRecipe, prompts: Sequence[Prompt]) -> dict[str,
 
 
 def padded(prompts: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
-    """Return token ids of different lengths as one batch, padded on the left.
-
-    Args:
-        prompts: Token ids, each int64 `[P]`.
-    """
+    """Return token ids, each int64 `[P]`, as one batch, padded on the left."""
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.full((len(prompts), longest), pad)
     mask = torch.zeros(len(prompts), longest, dtype=torch.int64)

@@ -112,12 +112,7 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         return ()
 
     def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
-        """Return the maker that `redrb-maker` runs; it is a context manager.
-
-        Args:
-            client: Connection to Redis.
-            write: Writes an event of the maker.
-        """
+        """Return the maker that `redrb-maker` runs; it is a context manager."""
         from redrb.recipe.maker import RecipeMaker
 
         return RecipeMaker(client, self, write)

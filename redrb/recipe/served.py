@@ -31,11 +31,7 @@ _WAIT_S = 1.0
 
 
 def engine_of(recipe: GRPORecipe) -> Engine:
-    """Return the server that a recipe names.
-
-    Raises:
-        ConfigError: The recipe's model is no folder or name.
-    """
+    """Return the server of a recipe; raises ConfigError if its model is no folder or name."""
     model = recipe.model()
     if not isinstance(model, str | Path):
         raise ConfigError(
@@ -51,7 +47,6 @@ class ServedEngine:
     """The engine of episodes on a server: it samples as the settings of the recipe say.
 
     Attributes:
-        server: The server.
         ended: Whether sampling is to end with what there is.
     """
 

@@ -75,11 +75,7 @@ def owner_of(recipe: type[RecipeSettings], name: str) -> type:
 
 
 def converted(value: object, kind: type) -> Any:
-    """Return a value as its setting's type; an int is a float as well.
-
-    Raises:
-        ConfigError: The value has another type.
-    """
+    """Return a value as its setting's type, or raise ConfigError; an int is a float as well."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -205,7 +201,6 @@ def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
 
 
 def _parsed(variable: str, text: str, item: Field[Any]) -> Any:
-    """Return the value of a variable."""
     kind: Any = item.type
     try:
         value = yes_or_no(text) if kind is bool else kind(text)

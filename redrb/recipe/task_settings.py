@@ -77,13 +77,11 @@ def settings_of_maker(client: Client, recipe: Recipe) -> TaskSettings:
 
 
 def _settings(client: Client, recipe: Recipe) -> tuple[TaskSettings, StoredSettings | None]:
-    """Return the settings of a recipe, and those that the task has."""
     wanted = TaskSettings(limit=recipe.limit, **recipe.stream_settings)
     return wanted, read_settings(TaskStore.of(client, recipe.namespace, recipe.task_name))
 
 
 def _differing(wanted: TaskSettings, stored: StoredSettings) -> Iterator[tuple[str, str, str]]:
-    """Yield name, wanted value and stored value of the settings that differ."""
     given = wanted.as_stored()
     for name, default in _DEFAULTS.items():
         here, there = given.get(name, default), stored.values.get(name, default)

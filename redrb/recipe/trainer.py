@@ -213,7 +213,6 @@ class RecipeTrainer(Trainer):
 
     @torch.no_grad()
     def _evaluate(self) -> Mapping[str, Any] | None:
-        """Return the recipe's evaluation of the current weights; None on ranks that have none."""
         if rank_here() != 0 and not self._recipe.shard:
             return None
         models = self.plain_models
@@ -221,7 +220,6 @@ class RecipeTrainer(Trainer):
             return self._recipe.evaluate(models)
 
     def _publish(self) -> None:
-        """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             with Deadline(budget=self._stop):
                 self.send_weights()

@@ -39,11 +39,7 @@ class TrainerReport(TrainerEvents):
         evaluation: Callable[[], Mapping[str, Any] | None],
         write: Write,
     ) -> None:
-        """Report of a trainer.
-
-        Args:
-            evaluation: Returns the recipe's evaluation of the current weights; None: it has none.
-        """
+        """Report of a trainer; `evaluation` evaluates the current weights, if a recipe does."""
         super().__init__(write)
         self.steps = self.trained = self.unpublished = 0
         self.reached = False

@@ -45,7 +45,6 @@ class Row:
     """A row in the index.
 
     Attributes:
-        number: Its number.
         ids: The number of each column of the table, by name.
         layout: Of each string of the row the columns in it, 0 for one that was replaced.
     """
@@ -225,7 +224,6 @@ class Index:
         Where the table is not the one that was opened any more it is opened again.
 
         Args:
-            make: Returns its request.
             refused: Called after a request that has not changed the table, or not this time. It
                 raises, or prepares the next attempt, after outcomes that only this call has.
 

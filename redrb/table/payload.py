@@ -21,11 +21,7 @@ AT_ONCE: Final = 8
 
 
 class StoredValue(NamedTuple):
-    """The value of one row in one put: its columns follow each other.
-
-    Attributes:
-        pieces: What it is made of.
-    """
+    """The value of one row in one put: its columns follow each other."""
 
     key: str
     pieces: Sequence[Piece]
@@ -49,11 +45,7 @@ def values_of(
 
 
 def check_largest(client: Client, values: Sequence[StoredValue], rows: Sequence[str]) -> None:
-    """Refuse values of rows that the server does not take, before any is sent.
-
-    Raises:
-        EncodeError: The message names the row, its bytes, and the server's limit.
-    """
+    """Raise EncodeError, which names the row, if the server does not take a value; none is sent."""
     if values:
         value, row = max(zip(values, rows, strict=True), key=lambda each: each[0].nbytes)
         what = f"row {row!r}, with all columns of this put,"

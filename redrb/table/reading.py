@@ -144,7 +144,6 @@ class _Plan:
     """Which columns are read, and where they lie.
 
     Attributes:
-        names: Names of the columns.
         places: Where they lie in rows of each layout.
         lacking: Those that some rows lack.
     """

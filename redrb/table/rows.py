@@ -205,7 +205,6 @@ def _jagged(joined: _Joined, dim: int, known: dict[tuple[int, ...], _Ragged]) ->
 
 
 def _parts(joined: _Joined) -> list[Any]:
-    """Return the tensors or arrays of a column."""
     sizes = []
     for shape in joined.shapes:
         size = 1

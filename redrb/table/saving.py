@@ -292,7 +292,6 @@ def resume_table(client: Client, name: str, path: Path, *, namespace: str) -> Sa
 
 
 def _checked(path: Path) -> tuple[TableHeader, TableEnd, str]:
-    """Read a file, and check it; returns its header, its ending and its checksum."""
     header, ending = TableHeader({}, {}, {}, {}), TableEnd()
     with open_saved(path) as file:
         reader = SaveReader(file, str(path))

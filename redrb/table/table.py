@@ -120,10 +120,6 @@ class Table:
         >>> table = Table(client, "train")
         >>> table.put(["a", "b"], {"tokens": [t0, t1]}, tags=[{"status": "done"}] * 2)
         >>> table.get(["b"], ["tokens"])["tokens"][0]
-
-    Attributes:
-        name: Name of the table.
-        namespace: Namespace of the table.
     """
 
     @_needs("observer", "open it")
@@ -143,7 +139,6 @@ class Table:
 
         Args:
             client: The client that `redrb.connect` returned.
-            name: Name of the table.
             namespace: Keeps experiments on one server apart.
             limit: Most rows; a put that adds rows waits for room. Retained rows do not count.
             max_bytes: Most bytes of values, likewise. Puts that add columns to rows which are there
@@ -527,7 +522,6 @@ class Table:
         not use the table meanwhile.
 
         Args:
-            name: Name of the mark.
             later: Rows and columns that were put after the mark: "keep" them, or "drop" them. A
                 column that a dropped one has replaced is gone; tags are as they were set last.
 

@@ -195,7 +195,6 @@ def is_tensor(value: object) -> bool:
 
 
 _TENSORS: dict[type, bool] = {}
-"""Whether values of a type are tensors."""
 
 
 def shaped(kind: int, code: int, flat: Any, shape: Sequence[int]) -> Any:
@@ -341,7 +340,6 @@ def _ragged(values: torch.Tensor, offsets: Sequence[int], what: str) -> list[tup
 
 
 def _rows(kind: int, dtype: str, values: Any, what: str) -> list[tuple[Piece, ...]]:
-    """Return the rows of a dense tensor or array, which have the same head."""
     head = head_of(kind, dtype, tuple(values.shape[1:]), what)
     data = memoryview(
         _bytes_of(values, what) if kind == TENSOR else values.reshape(-1).view(np.uint8)

@@ -39,7 +39,6 @@ class Announcement(msgspec.Struct, frozen=True):
     """The newest weights of a trainer.
 
     Attributes:
-        trainer: Name of the trainer.
         version: Its newest version; 0 if there is none yet.
         ended: Why the job is over; "": it goes on.
         reward: The evaluated reward at which the job was over with these weights; None: unknown.
@@ -63,11 +62,7 @@ def announce(client: Client, keys: Sequence[str], announcement: Announcement) ->
 
 
 class AnnouncementReader:
-    """Reads the newest announcement of one stream, or waits for one.
-
-    Attributes:
-        last: The announcement that was returned last.
-    """
+    """Reads the newest announcement of one stream, or waits for one."""
 
     def __init__(self, client: Client, key: str) -> None:
         self._messages = MessageReader(client, key)
@@ -93,12 +88,7 @@ class AnnouncementReader:
 
 
 class FollowedWeights(Protocol):
-    """Weights of a trainer that a maker follows, for its models or for an inference server.
-
-    Attributes:
-        client: Connection to Redis.
-        namespace: Namespace of the trainer.
-    """
+    """Weights of a trainer that a maker follows, for its models or for an inference server."""
 
     client: Client
     namespace: str
@@ -139,11 +129,7 @@ class Agreement:
         self._ends = 0.0
 
     def accepts(self, announcement: Announcement | None) -> bool:
-        """Return whether a trainer that was found has the maker's settings.
-
-        Raises:
-            ConfigError: The trainer has other settings; the message names those that differ.
-        """
+        """Return whether a trainer was found; raises ConfigError if its settings are others."""
         first, self._began = not self._began, True
         if announcement is None:
             if self.pending is not None and time.monotonic() >= self._ends:
@@ -243,7 +229,6 @@ class JobEnd:
         return followed, ends[0]
 
     def _read(self, name: str, wait_s: float = 0.0) -> Announcement | None:
-        """Return the newest announcement of a trainer; wait for another one."""
         if name not in self._readers:
             key = trainer_key(self.weights.namespace, name)
             self._readers[name] = AnnouncementReader(self.weights.client, key)

@@ -138,7 +138,6 @@ class Broadcast(Closing):
         announce(self._client, self._keys, newest)
 
     def _announce(self, published: WeightVersion) -> None:
-        """Announce a version to the makers."""
         self.version = published.version
         self._announcement = replace(self._announcement, version=self.version)
         announce(self._client, self._keys, self._announcement)
@@ -151,7 +150,6 @@ class Broadcast(Closing):
         return self._publisher
 
     def _newest_announcement(self) -> Announcement:
-        """Return the newest announcement of a trainer of this name."""
         newest = AnnouncementReader(self._client, self._trainer_key).newest()
         return newest or Announcement(self._trainer)
 

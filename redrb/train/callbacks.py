@@ -119,11 +119,7 @@ class _Each:
 
 
 def together(callbacks: Iterable[T], kind: type[T]) -> T:
-    """Return one callback whose hooks call those of all.
-
-    Raises:
-        ConfigError: A callback is not a `kind`.
-    """
+    """Return one callback whose hooks call those of all; raises ConfigError if one is no `kind`."""
     checked = list(callbacks)
     for callback in checked:
         if not isinstance(callback, kind):
@@ -134,11 +130,7 @@ def together(callbacks: Iterable[T], kind: type[T]) -> T:
 
 
 def refuse_hooks(subclass: type, kind: type) -> None:
-    """Refuse hooks of coati that a subclass of a trainer or maker overrides: nothing calls them.
-
-    Raises:
-        ConfigError: It has one.
-    """
+    """Raise ConfigError if a subclass overrides hooks of coati, since nothing calls them."""
     for hook in dir(subclass):
         if hook.startswith("_on_") and hasattr(kind, hook[1:]):
             raise ConfigError(
@@ -155,9 +147,6 @@ class TrainerEvents(TrainerCallback):
         ...     trainer = DetachedPPOTrainer(..., callbacks=[TrainerEvents(log.write)])
         ...     trainer.sync_models_to_remote_makers()
         ...     trainer.fit(total_steps=1000, update_steps=10)
-
-    Attributes:
-        steps: Steps trained.
     """
 
     def __init__(self, write: Write) -> None:

@@ -275,7 +275,6 @@ def _save(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
-    """Return the content of a file, and the position and unacknowledged groups in it."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content["format"] != FORMAT:

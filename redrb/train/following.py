@@ -25,7 +25,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.keys import WeightKeys, maker_key, trainer_key
+from redrb.keys import maker_key, trainer_key
 from redrb.train.announcements import Agreement, Announcement, AnnouncementReader
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.missing import MissingWeights
@@ -52,7 +52,6 @@ class LockedModels:
     """Models that are used under one lock and loaded as a whole.
 
     Attributes:
-        models: The models by name.
         lock: Held by generation, and while weights change.
         loads: How often published weights were loaded.
     """
@@ -68,11 +67,7 @@ class LockedModels:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            WeightError: The lock was not free for `BUSY_S`, or this thread holds it already.
-        """
+        """Hold the lock; raises WeightError after `BUSY_S`, or if this thread holds it already."""
         if self._user is threading.current_thread():
             raise WeightError(
                 "the models cannot be updated while this thread makes experience with them: do it "
@@ -109,12 +104,8 @@ class MakerWeights(BackgroundFetch):
     also between two tokens.
 
     Attributes:
-        client: Connection to Redis.
-        namespace: Namespace of the trainers.
-        maker: Name of the maker.
         stop: Ends the waits for Redis when the maker is to end.
         name: Name of the trainer whose weights are followed.
-        models: The models with their lock.
         version: Version of the weights in the models; None before the first.
         initialised: Whether the models may be used.
         fetch_s: Seconds that calls of `refresh` have taken.
@@ -195,7 +186,7 @@ class MakerWeights(BackgroundFetch):
             DecodeError: An announcement is damaged.
         """
         started = time.monotonic()
-        missing = MissingWeights(self.client, WeightKeys.of(self.namespace, self.name), self.name)
+        missing = MissingWeights(self.client, self.namespace, self.name)
         cause: Exception | None = None
         outage = Outage(f"maker {self.maker!r} still waits for weights")
 

@@ -69,9 +69,7 @@ class Maker(Closing):
     does, and what happens while Redis is away.
 
     Attributes:
-        name: Name of the maker.
         experience_maker: The object that turns prompts into experience.
-        generate_kwargs: Options of generation.
     """
 
     def __init__(
@@ -192,7 +190,6 @@ class Maker(Closing):
                 stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
 
     def _make_parts(self, inputs: Any) -> None:
-        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
         rest, left = inputs, True
         while left:
             count = getattr(self.experience_maker, "count_groups", rows_of)

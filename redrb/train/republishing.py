@@ -33,12 +33,7 @@ class Republishing:
         publisher: WeightPublisher,
         announce: Callable[[WeightVersion], None],
     ) -> None:
-        """Start the thread.
-
-        Args:
-            keys: Keys of the weights that `publisher` publishes.
-            announce: Called with each version that the thread has published.
-        """
+        """Start the thread; `announce` is called with each version that it has published."""
         self._client, self._key = client.at(keys.asked), keys.asked
         self._publisher, self._announce = publisher, announce
         self._last, self._busy = "0-0", False

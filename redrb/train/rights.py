@@ -70,7 +70,6 @@ class Granted:
     """The groups that a maker may begin.
 
     Attributes:
-        groups: Their number.
         each: Rights of each task; None for a task without a bound, or without a group among these.
     """
 

@@ -169,7 +169,6 @@ class Stage:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Add the time of a block to the batch."""
         began = time.perf_counter()
         try:
             yield
@@ -178,7 +177,6 @@ class Stage:
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
 
     def _report(self, event: str, **values: float) -> None:
-        """Write the event of a batch; another one begins."""
         self._batches += 1
         self._figures.clear()
         self._seconds = {}
@@ -222,7 +220,6 @@ class Stage:
             _log.warning("a stage ends, and its groups wait again: %s", error)
 
     def _results(self, lease: Lease, runner: asyncio.Runner) -> dict[int, Result]:
-        """Call the function; returns the result of each group, by id."""
         groups = lease.groups()
         results: list[Result]
         if not self._batched and self._is_async:

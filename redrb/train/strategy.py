@@ -140,7 +140,6 @@ class AccelerateStrategy(Strategy):
         return self._accelerator.prepare_model(placed, device_placement=False)  # type: ignore[no-any-return]
 
     def _sharded(self, model: nn.Module) -> nn.Module:
-        """Return a model whose parameters are `DTensor`s."""
         accelerate = _accelerate()
         if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
             raise ConfigError(

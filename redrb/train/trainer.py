@@ -112,7 +112,6 @@ class Trainer(Closing):
         StoreUnavailable: Redis could not be reached.
 
     Attributes:
-        name: Name of the trainer.
         device: Device on which batches are trained.
     """
 

@@ -60,7 +60,6 @@ class TrainingLoop:
     Attributes:
         batches: The fresh batches, and how they are taken.
         checkpoints: The checkpoints; None: none are written.
-        checkpoint_every: Episodes between two checkpoints.
         position: How far training has come; the beginning until `resume` was called.
 
     Raises:
@@ -176,7 +175,6 @@ class TrainingLoop:
                 lease.abandon()
 
     def _ends(self) -> bool:
-        """Return whether the loop ends here; all ranks get the same answer."""
         self._ended = self._ended or any_rank(bool(self.batches.stop))
         return self._ended
 
@@ -246,7 +244,6 @@ class TrainingLoop:
                 self._acknowledge_leased()
 
     def _train_kept(self) -> None:
-        """Train the kept batches in a new random order."""
         position, fresh = self.position, self.batches
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
@@ -276,7 +273,6 @@ class TrainingLoop:
         worker.steps.begin()  # updates and checkpoints may hang as well
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""
         self._save()
         self._acknowledge_leased()
 

@@ -115,11 +115,7 @@ _VARIABLES = ("local_rank", "rank", "world_size", "master_port", "master_addr")
 
 
 def set_environment(values: Mapping[str, Any] | None) -> None:
-    """Set the environment variables from which torch.distributed starts.
-
-    Raises:
-        ConfigError: There is another name.
-    """
+    """Set variables from which torch.distributed starts; raises ConfigError for other names."""
     unknown = set(values or ()) - set(_VARIABLES)
     if unknown:
         raise ConfigError(f"env_info has {sorted(unknown)}; it may have {list(_VARIABLES)}.")

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 import redrb
-from redrb import BatchTimeout, ShardedStream, StoreUnavailable
-from redrb.keys import TaskKeys
+from redrb import BatchTimeout, ExperienceStream, ShardedStream, StoreFull, StoreUnavailable
+from redrb.keys import TaskKeys, registry_key
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
@@ -163,6 +163,119 @@ def test_a_take_waits_for_the_node_of_turns_and_takes_what_comes_meanwhile(clust
         for number in range(8):
             stream.put(numbered(number))
         taken.result(20).ack()
+
+
+@pytest.fixture
+def all_away(cluster, stream):
+    """Kill all nodes after the shards were opened; they are back at the end."""
+    for each in cluster.primaries:
+        each.kill()
+    yield
+    for each in cluster.primaries:
+        if each.process.poll() is not None:
+            each.start()
+    cluster.wait_until_whole()
+
+
+def ended(call, longest_s: float) -> str:
+    """Return why a call cannot reach Redis; "" if it may have."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable) as caught:
+        call()
+    assert time.monotonic() - began < longest_s
+    return str(caught.value) if not caught.value.uncertain else ""
+
+
+def put_ended(stream: ShardedStream, timeout: float | None) -> str:
+    """Return why puts cannot reach Redis, after those that go through broken connections."""
+    for _ in range(12):
+        if why := ended(lambda: stream.put(numbered(0), timeout=timeout), RETRY_S + 6):
+            return why
+    raise AssertionError("each put may have reached a shard")
+
+
+@pytest.mark.usefixtures("all_away")
+def test_while_all_shards_are_away_calls_end_in_time_and_name_all(stream):
+    names = "none of the tasks 'math@0' to 'math@5'"
+    for call in (stream.stats, lambda: stream.take(1, timeout=0.2), lambda: stream.take(1)):
+        assert names in ended(call, RETRY_S + 6)
+    for timeout in (0.2, None):
+        assert names in put_ended(stream, timeout)
+
+
+def test_puts_and_takes_go_on_with_the_first_nodes_that_are_back(cluster, namespace, request):
+    with (
+        redrb.connect(cluster.url, retry_s=60) as client,
+        ShardedStream(client, "math", shards=SHARDS, namespace=namespace) as stream,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        last, *back = cluster.primaries
+        away = on(cluster, last, namespace)
+        request.getfixturevalue("all_away")
+        put_ended(stream, 0.2)
+        puts = [pool.submit(stream.put, numbered(number)) for number in range(3)]
+        takes = [pool.submit(stream.take, 1, timeout=50) for _ in range(3)]
+        time.sleep(4)  # longer than the outage that each request survives
+        for each in back:
+            each.start()
+        assert {put.result(20)[0][0] for put in puts}.isdisjoint(away)
+        for take in takes:
+            take.result(20).ack()
+        last.start()
+        cluster.wait_until_whole()
+
+
+def test_opening_many_shards_waits_once_for_the_node_of_the_registry(cluster, namespace):
+    victim = cluster.serving(registry_key(namespace))
+    names = ((TaskKeys.of(namespace, f"alone{n}").stream, f"alone{n}") for n in range(100))
+    alone = next(name for key, name in names if cluster.serving(key) is not victim)
+    victim.kill()
+    try:
+        with redrb.connect(cluster.url, retry_s=60) as client:
+            began = time.monotonic()
+            ExperienceStream(client, alone, namespace=namespace).close()
+            assert time.monotonic() - began < 5
+            began = time.monotonic()
+            with ShardedStream(client, "math", shards=24, namespace=namespace) as stream:
+                assert len(stream.shards) == 16
+                assert time.monotonic() - began < 5
+                assert len(stream.away) == 8
+    finally:
+        victim.start()
+        cluster.wait_until_whole()
+
+
+def test_waits_with_a_node_away_do_not_ask_the_others_again_and_again(
+    cluster, stream, namespace, monkeypatch
+):
+    home = cluster.serving(TaskKeys.of(namespace, "math@turn").stream)
+    victim = next(each for each in cluster.primaries if each is not home)
+    away = on(cluster, victim, namespace)
+    for shard in stream.shards.values():
+        shard.configure(limit=1)
+    calls = []
+    for name in ("_sweep", "_granted"):
+        method = getattr(ShardedStream, name)
+
+        def counted(*arguments, method=method):
+            calls.append(method)
+            return method(*arguments)
+
+        monkeypatch.setattr(ShardedStream, name, counted)
+    victim.kill()
+    try:
+        with pytest.raises(BatchTimeout):
+            stream.take(1, timeout=5)
+        assert len(calls) < 12
+        for number in range(SHARDS - len(away)):
+            stream.put(numbered(number), timeout=5)
+        calls.clear()
+        with pytest.raises(StoreFull):
+            stream.put(numbered(SHARDS), timeout=5)
+        assert len(calls) < 10 * SHARDS
+    finally:
+        victim.start()
+        cluster.wait_until_whole()
 
 
 @pytest.mark.parametrize("program", list(REAL.values()), ids=list(REAL))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, ShardedStream, Status, StoreFull
@@ -49,6 +50,11 @@ def numbers(lease: redrb.stream.mixture.MixtureLease) -> list[int]:
 
 def shard(stream: ShardedStream, number: int) -> ExperienceStream:
     return stream.shards[f"math@{number}"]
+
+
+def waiting_everywhere(stream: ShardedStream, who: str) -> int:
+    """Return how many takes, or puts, wait in each of the shards."""
+    return min(getattr(each.stats(), f"{who}_waiting") for each in stream.shards.values())
 
 
 @pytest.mark.parametrize("groups", [1, 32, 33, 300])
@@ -94,7 +100,7 @@ def test_a_take_waits_for_groups_of_any_shard(
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(stream.take, 5, timeout=20)
         for number in range(2, 5):
-            while stream.stats().consumers_waiting < 4:
+            while waiting_everywhere(stream, "consumers") < 1:
                 pass
             shard(maker, other).put(numbered(number))
         lease = taking.result()
@@ -121,7 +127,7 @@ def test_a_take_that_dies_with_the_turn_gives_it_to_the_next(open_shards: Open) 
     dead, alive = open_shards(lease_ms=300), open_shards(lease_ms=300)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(dead.take, 2, timeout=5)
-        while dead.stats().consumers_waiting < 4:
+        while waiting_everywhere(dead, "consumers") < 1:
             pass
         assert dead._turn is not None
         kill_consumer(dead._turn)
@@ -213,8 +219,9 @@ def test_puts_that_wait_for_room_are_woken_by_any_shard_in_their_order(
         putting = []
         for number in range(2):
             putting.append(threads.submit(put, stream, 10 + number, timeout=10))
-            while stream.stats().producers_waiting < 4 * (number + 1):
+            while waiting_everywhere(stream, "producers") < number + 1:
                 pass
+            assert stream.stats().producers_waiting == number + 1
         for number, place in enumerate((2, 0)):
             shard(stream, place).take(1, timeout=0).ack()
             assert putting[number].result()[0][0] == f"math@{place}"
@@ -258,6 +265,16 @@ def test_a_put_that_may_still_arrive_stays_in_its_shard(
         stream.put(numbered(1), timeout=0)
     assert len(set(tried)) == 1
     assert len(stream) == 1
+
+
+def test_groups_that_a_shard_drops_are_put_nowhere_else(open_shards: Open) -> None:
+    stream = open_shards(2, on_bad_group="drop")
+    other = redrb.BufferItem(torch.arange(4), torch.zeros(2))
+    shard(open_shards(2), 1).put(other)  # completed groups of this shard have these fields
+    ids = [each for number in range(4) for each in stream.put_many([[numbered(number)]] * 2)]
+    assert {name for name, _ in ids} == {"math@0"}
+    assert len(ids) == len(set(ids)) == 4
+    assert len(stream) == 5
 
 
 def test_every_process_gives_the_same_number_of_shards(open_shards: Open) -> None:

@@ -81,7 +81,7 @@ def test_an_entry_of_other_fields_is_refused(client, namespace, subscriber):
 
 
 @pytest.mark.parametrize(
-    "manifest", [None, b"", b"\xc1", msgpack.packb({"format": 2, "kind": "full", "nbytes": 2**60})]
+    "manifest", [None, b"", b"\xc1", msgpack.packb({"format": 3, "kind": "full", "nbytes": 2**60})]
 )
 def test_hostile_manifests_load_nothing(client, namespace, subscriber, manifest):
     add_entry(client, namespace, 7, {}, manifest)
@@ -164,7 +164,7 @@ def test_a_delta_of_garbage_with_the_right_checksums(
     checksum = checksum_of([np.frombuffer(content, np.uint8)]).to_bytes(8, "big")
     fields["delta"] |= {
         "sizes": len(content).to_bytes(4, "big"),
-        "blobs": [[2, 0, 1, checksum]],
+        "checksums": checksum,
     }
     client.execute("HSET", manifests, 2, msgpack.packb(fields))
     client.execute("SET", piece, content)

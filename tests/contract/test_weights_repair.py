@@ -357,6 +357,6 @@ def test_manifests_of_another_format_are_no_reason_to_load_something(
     publisher.publish(weights(1))
     key = prefix(namespace) + "manifests"
     stored = msgpack.unpackb(client.execute("HGET", key, 1))
-    client.execute("HSET", key, 1, msgpack.packb(stored | {"format": 3}))
+    client.execute("HSET", key, 1, msgpack.packb(stored | {"format": 4}))
     with pytest.raises(DecodeError, match="another version of redrb"):
         redrb.WeightSubscriber(client, "actor", namespace=namespace).fetch()

@@ -131,7 +131,7 @@ def follow(client: Client, namespace: str) -> Iterator[Callable[..., Any]]:
         if not tasks[0].cancelled():
             tasks[0].result()
 
-    yield following
+    return following
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])
@@ -191,7 +191,7 @@ def test_so_many_servers_load_at_once_and_the_others_answer(start, follow, train
     with follow(servers, at_once=at_once):
         trainer.publish(1)
         for loaded in range(0, 4, at_once):
-            until(lambda: sum(server.paused for server in servers) == at_once)  # noqa: B023
+            until(lambda: sum(server.paused for server in servers) == at_once)
             held = [server for server in servers if server.paused]
             until(lambda: all(server.held.is_set() for server in held))  # noqa: B023
             assert sum(has(server, 1) for server in servers) == loaded

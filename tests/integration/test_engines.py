@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 import signal
 import threading
 import time
@@ -135,15 +134,16 @@ def test_a_server_that_is_away_is_asked_again(server):
 
     server.failing = [503, 500, 502, 429]
     assert asyncio.run(sample(server.url)) == 2
-    assert server.requests["/v1/completions"] == 5
+    assert (server.requests["/inference/v1/generate"], server.requests["/v1/completions"]) == (5, 1)
     server.failing = [500] * 100
     with pytest.raises(EngineError, match="answered 500: starting"):
         asyncio.run(sample(server.url, retry_s=1.0))
     assert 98 > len(server.failing) > 90, "a pause between requests"
     for status, is_refusal in ((400, True), (404, False)):
-        server.failing = [status]
+        server.failing = [status] * 2  # of both ways to ask
         with pytest.raises(EngineError, match=f"answered {status}") as caught:
             asyncio.run(sample(server.url))
+        server.failing = []
         assert (caught.value.is_refusal, caught.value.is_outage) == (is_refusal, False)
     server.step_s = 5.0
     with pytest.raises(EngineError, match="ReadTimeout"):
@@ -243,8 +243,8 @@ def test_a_pause_that_is_cancelled_is_taken_back(server, kind):
             reached = asyncio.Event()
             pause = engine._pause
 
-            async def slow():
-                await pause()
+            async def slow(**how: bool) -> None:
+                await pause(**how)
                 reached.set()
                 await asyncio.sleep(60)  # the reply is late
 
@@ -735,7 +735,7 @@ def test_weights_that_another_maker_has_loaded_are_not_loaded_again(server, tmp_
         async with kind(server.url) as killed, kind(server.url) as engine:
             await killed.update(path, 1)
             loaded = dict(server.requests)
-            await killed._pause()
+            await killed._pause(abort=True)
             await engine.update(path, 1)
             for request in ("/collective_rpc", "/update_weights_from_disk"):
                 assert server.requests.get(request) == loaded.get(request)
@@ -869,7 +869,7 @@ def test_an_adapter_whose_weights_are_not_published_is_refused(server, client, n
                 await weights.update(timeout=5)
 
     asyncio.run(update())
-    assert server.requests == {}
+    assert set(server.requests) == {"/init_weight_transfer_engine"}
 
 
 def test_weights_of_a_redis_that_has_lost_its_data_replace_larger_numbers(
@@ -956,20 +956,6 @@ def test_what_the_user_runs_cannot_keep_a_maker(server, stream, hangs):
 def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
     with stream.take(stream.count(), timeout=0) as lease:
         return lease.groups()
-
-
-def test_the_example_of_the_documents_runs_as_printed(server, client, stream, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
-    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
-    example = f"{imports}\n{example}"
-    example = example.replace("http://localhost:30000", server.url)
-    example = example.replace("/dev/shm/policy", str(tmp_path))
-    state = {f"actor.{name}": each for name, each in tiny_model(1).state_dict().items()}
-    redrb.WeightPublisher(client, "trainer_0").publish(state)
-    exec(example, {"client": client, "stream": stream, "prompts": prompts(2)})
-    for group in _all(stream):
-        assert [len(item.action_mask) for item in group] == [8] * 8
-        assert all(item.policy_version == 1 for item in group)
 
 
 def test_what_cannot_be_used_is_said(stream, client):

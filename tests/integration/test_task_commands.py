@@ -173,6 +173,28 @@ def test_ls_shows_the_sum_of_shards(store, namespace, run):
     assert lines[4][1:7] == ["fifo", "5", "0", "0", "5", "24"]
 
 
+def test_the_sum_of_shards_is_looked_at_as_a_task(store, namespace, run):
+    with ShardedStream(store, "math", shards=3, namespace=namespace, limit=8) as stream:
+        stream.put_many([[numbered(number)] for number in range(20)])
+        names = list(stream.shards)
+        _, out, _ = run("stats", "math@*", "--json")
+        found = json.loads(out)
+        assert found["name"] == "math@*"
+        [group] = found["groups"]
+        assert (group["stats"]["limit"], group["stats"]["ledger"]["put"]) == (24, 20)
+        _, out, _ = run("stats", "math@*")
+        assert [line.split() for line in out.splitlines() if line.startswith("task ")] == [
+            ["task", "math@*"]
+        ]
+        assert "math@*" not in run("stats", *names)[1]
+        _, out, _ = run("top", "math@*", "--once")
+        assert "WORKERS of math@* (" in out
+        assert "WORKERS of math@0" not in out
+        status, _, err = run("stats", "code@*")
+    assert status == 2
+    assert "there is no task 'code@*'" in err
+
+
 def test_rm_shows_what_it_deletes_and_asks(store, namespace, run, monkeypatch):
     with ExperienceStream(store, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(n)] for n in range(3)])

@@ -68,7 +68,7 @@ def test_the_page_tells_the_manifest_that_is_written() -> None:
     header = (manifest.__doc__ or "").partition("msgpack map:")[2].partition("Readers ignore")[0]
     keys = re.findall(r"^    (\w+) +\S", header, re.MULTILINE)
     page = (DOCS / "reference" / "weight-format.md").read_text()
-    table = page.partition("msgpack map, format 2:")[2]
+    table = page.partition("msgpack map, format 3:")[2]
     listed = [
         key
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)

@@ -29,7 +29,7 @@ PROMPT = [40, 41, 42]
 class RealVLLM:
     """A server that can be killed and started again at the same address."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, *arguments: str, **environment: str) -> None:
         self.model = folder / "model"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -38,7 +38,9 @@ class RealVLLM:
         self._command = [
             *(str(folder / "bin" / "vllm"), "serve", str(self.model), "--port", str(self.port)),
             *("--dtype", "bfloat16", "--max-model-len", "256", "--enforce-eager"),
+            *arguments,
         ]
+        self._environment = {**os.environ, **environment}
         self._log = log.open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +49,7 @@ class RealVLLM:
         settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}
         self._process = subprocess.Popen(
             self._command,
-            env={**os.environ, **settings},
+            env={**self._environment, **settings},
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,

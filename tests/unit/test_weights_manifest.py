@@ -16,7 +16,6 @@ from redrb.errors import DecodeError
 from redrb.weights.wire.layout import Layout, TensorEntry
 from redrb.weights.wire.lora_config import LoraConfig
 from redrb.weights.wire.manifest import (
-    Blob,
     ChunkSource,
     Delta,
     Manifest,
@@ -41,12 +40,7 @@ LAYOUT = Layout(
     256,
 )
 CHECKSUMS = pack_hashes((1, 2**64 - 1, 0, 77))
-DELTA = Delta(
-    6,
-    12345,
-    struct.pack(">4I", 0, 300, 7, 0),
-    (Blob(9, 0, 1, b""), Blob(10, 1, 3, pack_hashes((5, 6)))),
-)
+DELTA = Delta(6, 12345, struct.pack(">4I", 0, 300, 7, 0), 10, pack_hashes((5, 6)))
 FULL = Manifest(
     version=7,
     kind="full",
@@ -123,7 +117,7 @@ def hostile(manifest, changes):
 
 
 HOSTILE = {
-    "later format": {"format": 3},
+    "later format": {"format": 4},
     "earlier format": {"format": 1},
     "later kind": {"kind": "quantized"},
     "kind as list": {"kind": ["full"]},
@@ -228,17 +222,15 @@ HOSTILE_DELTAS = {
     "more sizes": change(sizes=bytes(20)),
     "sizes beyond the state": change(sizes=struct.pack(">4I", 0, 826, 7, 0)),
     "sizes of gigabytes": change(sizes=struct.pack(">4I", *[2**32 - 1] * 4)),
-    "no blobs": change(blobs=[]),
-    "blobs as map": change(blobs={}),
-    "blobs out of order": change(blobs=[[10, 1, 3, bytes(16)], [9, 0, 1, b""]]),
-    "blobs overlap": change(blobs=[[9, 0, 2, bytes(16)], [10, 1, 3, bytes(16)]]),
-    "blobs beyond": change(blobs=[[9, 0, 5, bytes(16)]]),
-    "blobs leave a gap": change(blobs=[[9, 0, 1, b""], [10, 2, 2, bytes(8)]]),
-    "blobs cut": change(blobs=[[9, 0, 1, b""]]),
-    "blob without checksums": change(blobs=[[9, 0, 4, b""]]),
-    "blob of more checksums": change(blobs=[[9, 0, 4, bytes(24)]]),
-    "blob of no token": change(blobs=[[0, 0, 4, bytes(16)]]),
-    "blob as number": change(blobs=[9]),
+    "no checksums": change(checksums=b""),
+    "checksums cut": change(checksums=bytes(15)),
+    "checksums of one piece": change(checksums=bytes(8)),
+    "more checksums": change(checksums=bytes(24)),
+    "checksums as list": change(checksums=[5, 6]),
+    "no token": change(token=None),
+    "token 0": change(token=0),
+    "token as text": change(token="10"),
+    "token beyond": change(token=2**53),
     "chunks beyond": {"nbytes": 2**53 - 1},
     "chunks in the sources": {"sources": [[1, 0, 4]]},
 }
@@ -298,7 +290,7 @@ def test_damaged_settings_of_an_adapter_are_refused(settings):
 
 
 def nested(depth):
-    return msgpack.packb({"format": 2, "kind": "full", "nbytes": 0})[:-1] + b"\x91" * depth + b"\0"
+    return msgpack.packb({"format": 3, "kind": "full", "nbytes": 0})[:-1] + b"\x91" * depth + b"\0"
 
 
 @pytest.mark.parametrize(
@@ -335,12 +327,11 @@ def test_a_million_chunks_are_read_quickly_and_more_are_refused():
     def of(chunks):
         return msgpack.packb(
             {
-                "format": 2, "kind": "delta", "version": 2, "names": 1, "nbytes": 64 * chunks,
+                "format": 3, "kind": "delta", "version": 2, "names": 1, "nbytes": 64 * chunks,
                 "chunk_bytes": 64, "layout": 1, "checksums": bytes(8 * chunks), "sources": [],
                 "spread": 0, "delta": {
-                    "base": 1, "before": 1, "sizes": bytes(4 * chunks),
-                    "blobs": [[1, chunk, 1, b""] for chunk in range(min(chunks, 100_000))]
-                    + [[1, 100_000, chunks - 100_000, b""]],
+                    "base": 1, "before": 1, "sizes": bytes(4 * chunks), "token": 1,
+                    "checksums": b"",
                 },
             }
         )  # fmt: skip

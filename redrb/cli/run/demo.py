@@ -53,7 +53,6 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the demo; returns 0 if it has learned and all is in order."""
     from redrb.cli.run.command import job_screen
     from redrb.cli.run.folder import RunFolder
     from redrb.cli.run.job import Job

@@ -25,11 +25,7 @@ _RECORDS = ("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log", "run
 
 @dataclass(frozen=True)
 class Owner:
-    """The job that a folder belongs to.
-
-    Attributes:
-        demo: Whether it is the demo, of which a folder keeps only records.
-    """
+    """The job that a folder belongs to; of a `demo` a folder keeps only records."""
 
     recipe: str
     file: str
@@ -137,11 +133,7 @@ class RunFolder:
         return None
 
     def clear_state(self) -> None:
-        """Delete checkpoints, and the data of earlier runs' server.
-
-        Raises:
-            ConfigError: A server uses the data; nothing is deleted.
-        """
+        """Delete checkpoints and servers' data; raises ConfigError if one is in use."""
         if self.redis.exists():
             delete_data(self.redis)
         if self.checkpoints.exists():
@@ -161,11 +153,7 @@ class RunFolder:
 
 
 def _lock(file: int, seconds: float) -> bool:
-    """Lock a file within `seconds`; returns False if another process holds the lock.
-
-    Raises:
-        ConfigError: The file system has no locks.
-    """
+    """Lock a file in `seconds`; False: another process has it. Raises ConfigError without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

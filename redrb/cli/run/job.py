@@ -79,11 +79,7 @@ class Job:
 
 
 def delete_job(client: Client, recipe: Recipe) -> None:
-    """Delete the task and the weights of a job; other keys of its namespace stay.
-
-    Raises:
-        TaskInUse: Workers of the job still run.
-    """
+    """Delete the task and the weights of a job; raises TaskInUse if its workers still run."""
     namespace, trainer = recipe.namespace, recipe.weights_name
     with suppress(UnknownTask):
         task_use(client, recipe.task_name, namespace=namespace).check(namespace)

@@ -15,15 +15,10 @@ _REMARKS = {
     "waiting": ", made but not trained by the end",
     "expired": ", made and too stale to be trained",
 }
-"""Remarks beside figures of the ledger."""
 
 
 def summary(seconds: float, history: JobEvents, stats: StreamStats | None) -> dict[str, Any]:
-    """Return the figures of a job, over all its runs, as `--json` prints them.
-
-    Args:
-        seconds: Seconds of the newest run.
-    """
+    """Return the figures of a job, over all its runs, as `--json` prints them."""
     of_all = history.runs_s + seconds
     return {
         "reward_first": history.reward_first,

@@ -120,7 +120,6 @@ class Run:
         return self._conclude(seconds, stats)
 
     def _in_folder(self, client: Client, url: str, owner: Owner) -> float:
-        """Run the workers; returns the seconds of this run."""
         if self.fresh:
             delete_job(client, self.job.recipe)
         if self.fresh or self.temporary:
@@ -158,7 +157,6 @@ class Run:
             self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
 
     def _add_workers(self, client: Client, url: str) -> None:
-        """Add the trainer, then the makers, with the commands that a cluster uses."""
         job, folder, history = self.job, self.folder, self._history
         task, namespace = job.recipe.task_name, job.recipe.namespace
         environment, trained_before_s = job.environment(url), history.trained_s
@@ -186,7 +184,6 @@ class Run:
             add(name)
 
     def _watch(self, client: Client) -> None:
-        """Show the run until it is over, a signal came, or its time is up."""
         namespace = self.job.recipe.namespace
         with Observer(client, namespace) as self._observer:
             if self.show is None:
@@ -251,7 +248,6 @@ class Run:
             self._complain(text)
 
     def _reason(self) -> str:
-        """Return why the run has ended."""
         if self._interrupt.number:
             return f"{self._interrupt.name} has ended the run"
         if self._supervisor.states[TRAINER] is ProcessState.DONE and self._history.ended:
@@ -267,7 +263,6 @@ class Run:
             return None
 
     def _conclude(self, seconds: float, stats: StreamStats | None) -> int:
-        """Print the figures of the job; returns the exit status."""
         history, figures = self._history, summary(seconds, self._history, stats)
         self._say(self._why)
         self._console.print(table(figures, history, stats))

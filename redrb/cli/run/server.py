@@ -101,7 +101,6 @@ def server_for(url: str, directory: Path | None, *, min_replicas: int = 0) -> Ru
 
 
 def _listens(directory: Path) -> bool:
-    """Return whether a server uses the socket in its directory."""
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.settimeout(PROBE_S)
         try:

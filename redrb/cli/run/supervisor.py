@@ -75,11 +75,7 @@ class Supervisor:
     _ending: bool = False
 
     def add_server(self, server: RunServer, restarts: int) -> None:
-        """Add the server, and start it.
-
-        Raises:
-            ConfigError, StoreUnavailable: It did not start.
-        """
+        """Add and start the server; raises ConfigError or StoreUnavailable if it fails."""
         most = restarts if server.restarts else 0
         part = self._parts[SERVER] = _Process(SERVER, server.start, most)
         self._start(part)

@@ -38,7 +38,6 @@ class Death:
         status: Its exit status; below 0 the signal that killed it. It is 0 also if SIGTERM was
             sent before the process could handle it.
         reason: The end of its error output.
-        pid: Its process id.
         explains: Whether the last line of it says why it ended, as that of a trace does.
     """
 

@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.keys import TaskKeys
 
     if options.task:
-        TaskKeys.of(options.namespace, options.task)  # checks the name
+        TaskKeys.of(options.namespace, options.task.replace("@*", "@0"))  # checks the name
     if options.once or options.json or not is_live():
         return _print_pictures(options)
     with _observed(options) as (client, observer):

@@ -29,7 +29,6 @@ from redrb.watch.state.model import Finding, State
 from redrb.watch.state.observer import Observer, View
 
 _DRAW_S = 0.5
-"""Seconds between two pictures."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the program with the terminal restored."""
@@ -168,8 +167,8 @@ class Overview(Picture):
     def _draw_state(self, state: State, width: int) -> None:
         task = chosen_task(state, self.app.selected)
         name = self.app.selected or (task.name if task else "")
-        table = task_table(state.tasks, state.tasks_total, self.app.observer.history, width)
-        self._tasks.fill(table, [each.name for each in state.tasks], name)
+        table = task_table(state.shown, state.tasks_total, self.app.observer.history, width)
+        self._tasks.fill(table, [each.name for each in state.shown], name)
         table = worker_table(task, name, width)
         workers = [each.name for each in task.workers] if task else []
         self._workers.fill(table, workers)
@@ -264,11 +263,7 @@ class Help(Page):
 
 
 class Top(App[int]):
-    """The live screen.
-
-    Attributes:
-        selected: Name of the selected task; "": the first with workers.
-    """
+    """The live screen of a task, at first the first one with workers."""
 
     CSS = """
     Static { text-wrap: nowrap; text-overflow: ellipsis; }

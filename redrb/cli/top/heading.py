@@ -109,7 +109,6 @@ def heading(view: View, where: str, width: int | None) -> list[Text]:
 
 
 def _ends(left: Text, right: Text, width: int | None) -> Text:
-    """Return a line with text at both ends; the right one is not cut."""
     if width is None:
         return line(left, "  ", right)
     room = max(0, width - right.cell_len - 2)
@@ -150,7 +149,6 @@ def _server(server: ServerState, width: int | None, *, lone: bool) -> Text:
 
 
 def _servers(servers: Sequence[ServerState]) -> Text:
-    """Return one line for many servers: sums, and the fullest one."""
     fullest = max(servers, key=lambda each: each.used_memory / (each.maxmemory or 1 << 60))
     return line(
         (f"{len(servers)} servers", HEAD),

@@ -202,7 +202,6 @@ def _rights(task: TaskState) -> str:
 
 
 def _facts(facts: Mapping[str, str | Text]) -> list[Text]:
-    """Return a line for each fact that is known."""
     width = max(map(len, facts), default=0)
     return [
         line((f"  {name:{width}}  ", DIM), fact)
@@ -224,7 +223,8 @@ def chosen_task(state: State, name: str) -> TaskState | None:
     if name:
         claiming = (task for task in state.tasks if task.table == name)
         return state.task(name) or next(claiming, None)
-    return next((task for task in state.tasks if task.workers), next(iter(state.tasks), None))
+    streams = state.streams
+    return next((task for task in streams if task.workers), next(iter(streams), None))
 
 
 def picture(view: View, history: History, task: str, where: str) -> list[Text]:
@@ -236,8 +236,8 @@ def picture(view: View, history: History, task: str, where: str) -> list[Text]:
     chosen = None
     if view.state is not None:
         state, chosen = view.state, chosen_task(view.state, task)
-        shown = [chosen] if task else [each for each in state.tasks if each.workers]
-        tables = [task_table(state.tasks, state.tasks_total, history, None)]
+        shown = [chosen] if task else [each for each in state.streams if each.workers]
+        tables = [task_table(state.shown, state.tasks_total, history, None)]
         tables += [worker_table(each, task or (each.name if each else ""), None) for each in shown]
         if state.tables:
             tables.append(tables_table(state, None))

@@ -44,7 +44,6 @@ _LOOKS = 120
 """Newest points of a curve in the table of tasks: two minutes, at a look each second."""
 
 LIFE = {"live": GOOD, "silent": WARN, "dead": BAD, "ended": DIM}
-"""Style of each life of a worker."""
 
 
 def task_table(
@@ -251,7 +250,7 @@ def users(weights: WeightsState, state: State) -> Text:
     Makers that do not name their weights are counted only if these are the only ones.
     """
     names = (weights.name, "") if len(state.weights) == 1 else (weights.name,)
-    makers = (one for task in state.tasks for one in task.workers if one.role == "maker")
+    makers = (one for task in state.streams for one in task.workers if one.role == "maker")
     versions = Counter(
         maker.weight_version for maker in makers if maker.alive and maker.weights_name in names
     )

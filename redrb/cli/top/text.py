@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from rich.text import Text
 
-from redrb.cli.output import age, printable
+from redrb.cli.output import age
+from redrb.words import printable
 
 Part: TypeAlias = "str | tuple[str, str] | Text"
 """Words of a line: plain, with a style, or a line of such words."""
@@ -152,7 +153,6 @@ def fitted(
 
 
 def _within(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the numbers of the columns that fit."""
     shown = [*range(len(columns))]
     while _INDENT + sum(columns[each].width + _GAP for each in shown) - _GAP > width:
         least = max(shown, key=lambda number: (columns[number].importance, number))
@@ -165,7 +165,6 @@ def _within(columns: Sequence[Column], width: int) -> list[int]:
 def _spread(
     columns: Sequence[Column], shown: Sequence[int], needs: Sequence[int], width: int
 ) -> dict[int, int]:
-    """Return the widths of columns; the first, then the last, is narrower if it has to be."""
     widths = {number: columns[number].width for number in shown}
     spare = width - _INDENT - sum(widths.values()) - _GAP * (len(shown) - 1)
     first, last = shown[0], shown[-1]

@@ -34,8 +34,6 @@ class DetachedReplayBuffer(Entered):
         >>> batch = buffer.sample(to_device="cuda:0")
 
     Attributes:
-        stream: The task's `ExperienceStream`.
-        sample_batch_size: Samples in a batch.
         limit: Most batches that wait; 0: no limit.
     """
 
@@ -56,7 +54,6 @@ class DetachedReplayBuffer(Entered):
             limit: Most batches that wait; producers wait beyond it. A batch that was sampled does
                 not count. <= 0: no limit.
             client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
-            task: Name of the task.
             namespace: Keeps experiments on one server apart.
             stream_options: Further options of `ExperienceStream`, such as `order="stalest"`.
 

@@ -150,9 +150,7 @@ class ExperienceMakerHolder(Maker):
         >>> maker.workingloop(lambda: dataloader, num_epochs=5)
 
     Attributes:
-        name: Name of the maker.
         experience_maker: The object that turns prompts into experience.
-        generate_kwargs: Options of generation.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -41,7 +41,6 @@ class _Measured:
             self._since[clock] = time.perf_counter()
 
     def _stop(self, clock: str) -> None:
-        """Add the seconds since the clock was started, if it was."""
         now = time.perf_counter()
         self._seconds[clock] += now - self._since.pop(clock, now)
 
@@ -83,7 +82,6 @@ class TrainerPerformanceEvaluator(_Measured, TrainerCallback):
 
         Args:
             actor_num_params: Parameters of the actor; 0 leaves its operations out.
-            critic_num_params: Parameters of the critic.
             enable_grad_checkpoint: Gradient checkpointing costs one more forward pass.
             ignore_first_episodes: Number of first episodes that are not measured, as warm-up.
         """

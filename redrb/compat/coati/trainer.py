@@ -63,9 +63,6 @@ class DetachedTrainer(Trainer):
         >>> trainer = MyTrainer(["maker_0"], train_batch_size=8, name="trainer_0")
         >>> trainer.sync_models_to_remote_makers()
         >>> trainer.fit(total_steps=1000, update_steps=100, train_epochs=2)
-
-    Attributes:
-        buffer: The trainer's buffer.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

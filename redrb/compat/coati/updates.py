@@ -56,7 +56,6 @@ class ChunkedUpdates:
         update are refused.
 
         Args:
-            states: Tensors by model.
             lora_configs: For tensors of LoRA: settings by layer, by model; None for full weights.
 
         Raises:

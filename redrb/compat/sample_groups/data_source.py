@@ -13,11 +13,7 @@ from redrb.errors import ConfigError
 
 
 class GroupDataSource:
-    """Base of the data sources; `framework` is the package whose data set is read.
-
-    Attributes:
-        groups: The groups of the job.
-    """
+    """Base of the data sources; `framework` is the package whose data set is read."""
 
     framework: ClassVar[str]
 

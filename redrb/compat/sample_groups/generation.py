@@ -66,11 +66,7 @@ class Generation:
         self._finishes = False
 
     def hand_out(self, count: int, prompt: Callable[[int], list[Any]]) -> list[list[Any]]:
-        """Return groups to generate: those that were begun before first, then the next prompts.
-
-        Args:
-            prompt: Returns the group of a place in the data set.
-        """
+        """Return groups to generate: those begun before, then new ones, which `prompt` makes."""
         groups: list[list[Any]] = []
         while True:
             found: list[tuple[list[Any], HandedOut]] = []
@@ -164,7 +160,6 @@ class Generation:
     def _take(
         self, stream: ExperienceStream, count: int, where: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[int, list[BufferItem], Lease]]:
-        """Yield id, items and lease of groups that wait, at most `count`."""
         waiting = min(count, stream.count(where=where)) if count else 0
         if waiting:
             try:
@@ -213,7 +208,6 @@ def _entry_at(number: int) -> list[BufferItem]:
 
 
 def _place(items: Sequence[BufferItem]) -> int:
-    """Return the place in the data set that an entry holds."""
     with Reading("the place of a prompt"):
         place = items[0].extras["place"]
         if type(place) is not int or place < 0:

@@ -52,7 +52,6 @@ class JobGroups:
     """The groups of one job, as one process sees them; `job_groups` returns it.
 
     Attributes:
-        finished: The stream of the finished groups.
         rollout: Of miles: the rollout whose groups are taken now.
         has_source: Whether a data source of this process calls `save` and `load`.
     """

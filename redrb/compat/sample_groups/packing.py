@@ -63,11 +63,7 @@ def pack_group(group: Sequence[Any], prompts: Sequence[Any] = ()) -> list[Buffer
 
 
 def unpack_group(items: Sequence[BufferItem], sample_class: Any) -> tuple[list[Any], list[Any]]:
-    """Return the group and the prompts that `pack_group` has packed.
-
-    Raises:
-        DecodeError: The items hold something else.
-    """
+    """Return the group and prompts of `pack_group`; raises DecodeError for other items."""
     group: dict[int, Any] = {}
     prompts = []
     for item in items:

@@ -15,11 +15,7 @@ _log = logging.getLogger("redrb")
 
 
 class TrainedGroups(msgspec.Struct):
-    """The content of a file.
-
-    Attributes:
-        trained: By the task's incarnation and by id: the samples of each group.
-    """
+    """The content of a file: the samples of each group, by the task's incarnation and by id."""
 
     trained: dict[str, dict[int, int]]
     format: int = 1

@@ -20,12 +20,7 @@ ANSWER_S = 120.0
 
 
 class Guard:
-    """The actor.
-
-    Args:
-        run: Random name of the run.
-        where: The server, without its password.
-    """
+    """The actor of a run: its random name, and its server, without password."""
 
     def __init__(self, run: str, where: str) -> None:
         self._run, self._where = run, where
@@ -102,6 +97,5 @@ def end(guard: Any) -> None:
 
 
 def _ray() -> Any:
-    """Return the package ray where this process is connected to a cluster of it."""
     ray: Any = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None

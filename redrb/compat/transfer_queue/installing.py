@@ -46,7 +46,6 @@ def install() -> ModuleType:
 
 
 def _replaced(module: ModuleType, names: list[str]) -> dict[int, tuple[Any, Any]]:
-    """Return what is to be replaced, and by what, by identity."""
     pairs: list[tuple[Any, Any]] = []
     for source in (sys.modules.get(NAME), sys.modules.get(_VERL)):
         pairs.append((source if source is not sys.modules.get(_VERL) else None, module))
@@ -56,7 +55,6 @@ def _replaced(module: ModuleType, names: list[str]) -> dict[int, tuple[Any, Any]
 
 
 def _replace(replaced: dict[int, tuple[Any, Any]]) -> None:
-    """Replace names in all loaded modules but those of TransferQueue itself."""
     for holder in list(sys.modules.values()):
         if not isinstance(holder, ModuleType) or holder.__name__.partition(".")[0] == NAME:
             continue

@@ -40,10 +40,7 @@ class KVBatchMeta(_Travels):
     """Rows of a partition, by key.
 
     Attributes:
-        keys: The rows, each once.
-        tags: Tags of each row.
         fields: Columns of the rows; None: all that they have.
-        extra_info: Facts about the whole batch.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -178,10 +175,7 @@ class BatchMeta(_Travels, Absent):
 
     Attributes:
         global_indexes: Number of each row, which no other row of its partition ever gets.
-        partition_ids: Partition of each row.
-        keys: Key of each row.
         field_names: The columns, sorted.
-        extra_info: Facts about the whole batch.
     """
 
     def __init__(

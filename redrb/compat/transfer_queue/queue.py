@@ -155,11 +155,7 @@ class Queue:
         return name
 
     def partition(self, name: str) -> Partition:
-        """Return a partition, which is made if it is missing.
-
-        Raises:
-            StaleRun: A newer run has begun.
-        """
+        """Return a partition, made if it is missing; raises StaleRun if a newer run has begun."""
         with self._lock:
             if name == RUNS:
                 raise ConfigError(f"partition {name!r}: redrb uses this name itself.")

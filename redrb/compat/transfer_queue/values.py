@@ -143,7 +143,6 @@ def _packed(rows: Rows, name: str, uniform: torch.layout) -> Any:
 
 
 def _jagged(dense: torch.Tensor) -> torch.Tensor:
-    """Return a nested tensor with the same elements."""
     count, length = dense.shape[:2]
     offsets = torch.arange(count + 1) * length
     return torch.nested.nested_tensor_from_jagged(

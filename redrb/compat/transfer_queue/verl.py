@@ -89,7 +89,6 @@ def load_checkpoint(checkpoint_dir: str | Path, *, later: Later | None = None) -
 
 
 def _ended_prompts(partition: Partition) -> list[str]:
-    """Return the prompts that are not generated any more."""
     rows = partition.rows()
     return [
         key
@@ -130,7 +129,6 @@ def _say_later(name: str, partition: Partition, restored: Restored) -> None:
 
 
 def _orphans(partition: Partition) -> list[str]:
-    """Return trajectories without a prompt. Rows of other frameworks have no prompts."""
     rows = partition.rows()
     prompts = {key for key, tags in rows.items() if tags.get("is_prompt")}
     return [
@@ -144,6 +142,5 @@ def _orphans(partition: Partition) -> list[str]:
 
 
 def _prompt_of(key: str) -> str | None:
-    """Return the key of the prompt of a trajectory; None for another row."""
     found = _TRAJECTORY.fullmatch(key)
     return None if found is None else found[1]

@@ -85,7 +85,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
     Groups beyond the trainer's `max_staleness` expire. All members belong to the trainer's thread.
 
     Args:
-        stream: The stream of the task.
         weights: Given to the same trainer as `weight_transfer`: with it samples' weight versions
             are compared with the trainer's.
         group_size: Samples of each group; None accepts any number.
@@ -241,7 +240,6 @@ class TaskRolloutWorker(TrainerCallback):  # type: ignore[misc]
 
 
 def _advantages(rewards: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float]:
-    """Return advantages as TRL computes them, 0 without a reward, and the standard deviation."""
     scored = ~np.isnan(rewards)
     advantages = np.zeros_like(rewards)
     if not scored.any():

@@ -24,9 +24,10 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # type: ignore[
     get_layerwise_info,
 )
 
+from redrb import environment
 from redrb.connection import Client, connect
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightMismatch, WeightsTorn
-from redrb.train.engines.vllm import BACKEND
+from redrb.train.engines.vllm import BACKEND, NO_URL
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -130,8 +131,11 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
         """
         if init_info == self._info:
             return
+        url = init_info.url or environment.variable(environment.URL)
+        if url is None:
+            raise ConfigError(f"{NO_URL}: start it with one, or give url in init_info.")
         self.shutdown()
-        self._client = client = connect(init_info.url)
+        self._client = client = connect(url)
         self._catalogue = Catalogue(client, init_info.name, init_info.namespace)
         self._copy = SharedCopy(self._catalogue) if init_info.host_cache else PrivateCopy()
         self._prefix = f"{init_info.model}." if init_info.model else ""

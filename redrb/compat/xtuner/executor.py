@@ -20,11 +20,7 @@ _log = logging.getLogger("redrb")
 
 
 class ReplayExecutor:
-    """A pool of threads for one buffer; the default pool of the event loop stays free.
-
-    Attributes:
-        closed: Whether it accepts no further calls.
-    """
+    """A pool of threads for one buffer; the default pool of the event loop stays free."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads = threads
@@ -122,7 +118,6 @@ class ReplayExecutor:
         return self._watch(self._pool.submit(job))
 
     def _watch(self, future: Future[T]) -> Future[T]:
-        """Let `drain` wait for a future."""
         with self._lock:
             self._running.add(future)
         future.add_done_callback(self._forget)

@@ -70,7 +70,6 @@ class Taker:
         return self._made(group)
 
     def _made(self, group: Sequence[dict[str, Any]]) -> list[Any]:
-        """Return the rollouts of a group as the caller wants them."""
         return [as_declared(self._rollout_type, each) for each in group]
 
     def _take_one(
@@ -155,7 +154,6 @@ def acknowledge(taken: Mapping[str, TakenGroups]) -> None:
 
 
 def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None:
-    """End all leases, also those after one that cannot be ended."""
     for each in taken.values():
         for lease in each.leases:
             try:

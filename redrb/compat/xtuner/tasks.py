@@ -36,7 +36,6 @@ ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 OnDiscard: TypeAlias = Callable[[list[list[Any]]], Awaitable[object] | object]
 
 Ends: TypeAlias = OnExpired | Callable[[list[BufferItem]], object]
-"""How groups end that are too stale."""
 
 GROUP = "replay"
 """Consumer group of all buffers."""
@@ -207,7 +206,6 @@ class Tasks:
         return refreshes
 
     def _marks(self, store: TaskStore) -> list[tuple[str, str, Expiry, int]]:
-        """Return name, status, rule and newest group of each refresh that is noted."""
         marks, found = store.client.execute("HGETALL", store.keys.refreshed), []
         with Reading(f"the refreshes of task {store.task!r}"):
             for name, mark in zip(marks[::2], marks[1::2], strict=True):
@@ -273,7 +271,6 @@ class Tasks:
 
 
 def _newest(store: TaskStore) -> int:
-    """Return the id of the newest group that was put."""
     last = store.client.execute("HGET", store.keys.puts, "last")
     with Reading(f"the last id of task {store.task!r}"):
         return int(last or 0)

@@ -134,17 +134,12 @@ class Multiturn(EpisodeRecipe):
         return [*tokens, end], [*own, end]
 
     def _tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text in an episode, without BOS."""
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
 
 def added(result: str, call: str) -> str:
-    """Return the calculator's answer to a call such as `3+8?`, or `+5?` after a result.
-
-    Returns:
-        The sum; nothing if the call is malformed.
-    """
+    """Return the calculator's answer to `3+8?`, or `+5?` after a result; "" if it is malformed."""
     if call.startswith("+"):
         call = result + call
     numbers = call.removesuffix(CALL).split("+")

@@ -232,9 +232,7 @@ class Mixture(Closing):
 
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
-        with Deadline(self._client.retry_s), ExitStack() as scope:
-            for stream in self._streams.values():  # one that fails keeps no other open
-                scope.callback(stream.close)
+        close_all(self._client, self._streams.values())
 
     @contextmanager
     def _its_turn(self, count: int) -> Iterator[None]:
@@ -329,6 +327,13 @@ class Mixture(Closing):
                 groups = counted(needed, "group", "were")
                 error.add_note(f"task {task!r}: {available} of {groups} waiting.")
         return error
+
+
+def close_all(client: Client, streams: Iterable[ExperienceStream]) -> None:
+    """Close streams; one that fails keeps no other open."""
+    with Deadline(client.retry_s), ExitStack() as scope:
+        for stream in streams:
+            scope.callback(stream.close)
 
 
 def release(leases: Iterable[Lease]) -> None:

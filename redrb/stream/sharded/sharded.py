@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, TypeAlias
 
 from redrb.checks import checked_int, checked_timeout
 from redrb.connection import Client, check_client
@@ -20,35 +21,52 @@ from redrb.errors import (
     StoreUnavailable,
 )
 from redrb.experience import BufferItem, Status
+from redrb.keys import MOST_SHARDS
 from redrb.scopes import Closing
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.mixture.lease import MixtureLease
-from redrb.stream.mixture.mixture import release
+from redrb.stream.mixture.mixture import close_all, release
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
 from redrb.stream.put.preparer import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.room import OnFull
-from redrb.stream.sharded.shards import Shard, Shards
+from redrb.stream.sharded.shards import Shards
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.lease import Lease
-from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.ledger import StreamStats, summed
+from redrb.stream.task.settings import LEASE_MS
 from redrb.stream.task.store import QUEUE_TTL_MS
-from redrb.stream.task.wakes import wait_for_any
 from redrb.words import counted
 
-MOST_SHARDS = 1024
+Ids: TypeAlias = tuple[tuple[str, int], ...]
+"""Task and id of each group."""
+
+
+class _Put:
+    """Groups that are put, up to 32 into a shard."""
+
+    def __init__(self, batch: PutBatch) -> None:
+        self.batch, self.over = batch, not batch
+        self.done = 0  # groups, from the first, that are stored or were dropped
+        self.stored: list[tuple[str, int]] = []
+        self.refusal: StoreFull | None = None
+
+    @property
+    def piece(self) -> PutBatch:
+        """The next groups."""
+        return self.batch.part(self.done, min(self.done + CHUNK_GROUPS, len(self.batch.groups)))
 
 
 class _Batch:
     """A batch that a take collects; its parts are leased, and released if it stays incomplete."""
 
-    def __init__(self, request: TakeRequest) -> None:
+    def __init__(self, request: TakeRequest, waiter: str = "") -> None:
         self.request = request
-        self.waiter = f"take-{uuid.uuid4().hex}"  # its name in the queues of shards
+        self.waiter = waiter or f"take-{uuid.uuid4().hex}"  # its name in the queues of shards
         self.leases: list[Lease] = []
-        self.short: dict[int, TakeReply] = {}  # shard -> its last reply, if it had too few groups
+        self.replies: dict[int, TakeReply] = {}  # shard -> its last reply
         self.queued: dict[int, int] = {}  # shard -> groups for which the take waits there
         self.expired = 0
 
@@ -61,6 +79,10 @@ class _Batch:
     def lacks(self) -> bool:
         """Whether it has fewer groups than the take accepts."""
         return self.missing > self.request.count - self.request.least
+
+    def asked(self, count: int, least: int) -> TakeRequest:
+        """Return the request for a part of it."""
+        return TakeRequest(count, least, self.request.status, self.request.where)
 
     def release(self) -> None:
         """Requeue the groups."""
@@ -92,6 +114,7 @@ class ShardedStream(Closing):
         namespace: str = "default",
         group: str = "default",
         on_full: OnFull = "block",
+        lease_ms: int = LEASE_MS,
         **options: Any,
     ) -> None:
         """Open the shards, and create those that are new.
@@ -102,7 +125,7 @@ class ShardedStream(Closing):
             client: The client that `redrb.connect` returned.
             task: Name of the whole; the shards are the tasks `<task>@0`, `<task>@1` and so on.
             shards: How many; every process gives the same number.
-            namespace, group, on_full: As for `ExperienceStream`.
+            namespace, group, on_full, lease_ms: As for `ExperienceStream`.
             options: Its other arguments, the settings among them: those of each shard, so that
                 `limit=512` with six shards is 3,072 groups.
 
@@ -115,9 +138,8 @@ class ShardedStream(Closing):
         count = checked_int("shards", shards, 1, MOST_SHARDS)
         self.task, self.namespace, self.group = task, namespace, group
         self._client, self._blocks = client, on_full == "block"
-        opened = {"group": group, "on_full": on_full, **options}
-        self._lease_ms = {name: options[name] for name in ("lease_ms",) if name in options}
-        self._shards = Shards(client, task, count, namespace, opened)
+        self._where: dict[str, Any] = {"namespace": namespace, "group": group, "lease_ms": lease_ms}
+        self._shards = Shards(client, task, count, self._where | {"on_full": on_full} | options)
         self._turn: ExperienceStream | None = None
 
     def __repr__(self) -> str:
@@ -149,24 +171,15 @@ class ShardedStream(Closing):
         Raises:
             StoreUnavailable: No shard could be reached.
         """
-        return StreamStats.summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
+        return summed(list(self._shards.ask(lambda shard: shard.stats()).values()))
 
     def close(self) -> None:
         """Close the shards: their leased groups are requeued. The client stays open."""
-        opened = [*self._shards.opened, *([self._turn] if self._turn is not None else [])]
-        with Deadline(self._client.retry_s), ExitStack() as scope:
-            for stream in opened:  # one that fails keeps no other open
-                scope.callback(stream.close)
+        close_all(self._client, [*self._shards.opened, *([self._turn] if self._turn else [])])
 
     # put
 
-    def put(
-        self,
-        items: Items,
-        *,
-        timeout: float | None = None,
-        **options: Any,
-    ) -> tuple[tuple[str, int], ...]:
+    def put(self, items: Items, *, timeout: float | None = None, **options: Any) -> Ids:
         """Store experience, exactly once however often the request is repeated.
 
         It is put into the next shard that has room and can be reached. A put that may have reached
@@ -193,124 +206,95 @@ class ShardedStream(Closing):
         *,
         timeout: float | None = None,
         **options: Any,
-    ) -> tuple[tuple[str, int], ...]:
+    ) -> Ids:
         """Store several groups, each visible as a whole, up to 32 to a shard.
 
         Arguments, result and errors are those of `put`.
         """
         return self._put(groups_of_many(groups), PutOptions.checked(**options), timeout)
 
-    def _put(
-        self, groups: Groups, options: PutOptions, timeout: float | None
-    ) -> tuple[tuple[str, int], ...]:
-        batch = self._any().prepared(groups, options)
-        total, stored = len(batch.groups), list[tuple[str, int]]()
+    def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> Ids:
+        put = _Put(self._shards.opened[0].prepared(groups, options))
         try:
             with Deadline(timeout):
-                for first in range(0, max(total, 1) if batch else 0, CHUNK_GROUPS):
-                    self._put_piece(batch.part(first, min(first + CHUNK_GROUPS, total)), stored)
+                while not put.over:
+                    put.refusal = None
+                    if not any(self._put_into(number, put) for number in self._shards.tries()):
+                        self._await_room(put)
         except (StoreError, ConfigError) as error:
-            error.stored = len(stored)
+            error.stored = len(put.stored)
             raise
-        return tuple(stored)
+        return tuple(put.stored)
 
-    def _any(self) -> Shard:
-        return self._shards.opened[0]
+    def _put_into(self, number: int, put: _Put, pending: PendingPut | None = None) -> bool:
+        """Put the next groups into a shard; returns whether it took any.
 
-    def _put_piece(self, piece: PutBatch, stored: list[tuple[str, int]]) -> None:
-        """Store groups in the first shard in turn that takes them, or wait for room in any."""
-        total, end = len(piece.groups), len(stored) + len(piece.groups)
-        while True:
-            refusal: StoreFull | None = None
-            for number in self._shards.in_turn():
-                patient = self._shards.all_away
-                left = piece.part(total - (end - len(stored)), total)
-                try:
-                    with Deadline(repeat_s=None if patient else SHORT_OUTAGE_S):
-                        pending = self._shards[number].new_put(left)
-                    self._finish(number, pending, stored, timeout=None if patient else 0.0)
-                    return
-                except StoreFull as error:
-                    refusal = error
-                except StoreUnavailable as error:
-                    self._shards.lose(number, error)
-                    if error.uncertain or patient:
-                        raise
-            if refusal is not None:
-                left = piece.part(total - (end - len(stored)), total)
-                if self._await_room(left, stored, refusal):
-                    return
-
-    def _finish(
-        self,
-        number: int,
-        pending: PendingPut,
-        stored: list[tuple[str, int]],
-        *,
-        timeout: float | None,
-    ) -> None:
-        """Put groups into a shard, waiting for `timeout`, or longer if they may have arrived."""
-        producer = self._shards[number].producer
-        try:
-            try:
-                with Deadline(timeout):
-                    producer.finish(pending)
-            except (StoreFull, StoreUnavailable):
-                if not pending.repeated or here().over:
-                    raise
-                producer.finish(pending)  # an attempt may still arrive: it stays with this shard
-            self._shards.find(number)
-        finally:
-            producer.abandon(pending)
-            stored += [(self._shards.names[number], seq) for seq in pending.ids]
-
-    def _await_room(
-        self, left: PutBatch, stored: list[tuple[str, int]], refusal: StoreFull
-    ) -> bool:
-        """Queue for room in all shards at once, and put into the first one that has some.
-
-        Returns:
-            Whether all groups are stored. Otherwise the shard had room for some of them, or for
-            none after all, and the others are tried again.
+        It does not wait, unless an attempt may still arrive: then the groups stay with this shard.
         """
+        before = put.done
+        try:
+            with self._shards.asking(number, None):
+                shard = self._shards[number]
+                pending = pending or shard.new_put(put.piece)
+                groups = len(pending.batch.groups)
+                try:
+                    try:
+                        with Deadline(0.0):
+                            shard.producer.finish(pending)
+                    except (StoreFull, StoreUnavailable):
+                        if not pending.repeated or here().over:
+                            raise
+                        shard.producer.finish(pending)
+                finally:
+                    shard.producer.abandon(pending)
+                    put.done += len(pending.ids)
+                    put.stored += [(shard.task, seq) for seq in pending.ids]
+                put.done = before + groups
+                put.over = put.done == len(put.batch.groups)
+                return True
+        except StoreFull as error:
+            put.refusal = error
+        except StoreUnavailable as error:
+            if error.uncertain:
+                error.add_note(f"Task {self._shards.names[number]!r} may have stored the groups.")
+                raise
+        return put.done > before
+
+    def _await_room(self, put: _Put) -> None:
+        """Queue for room in all shards at once, and put into the first one that has some."""
+        refusal = put.refusal
+        if refusal is None:  # a shard was reached by another thread
+            return
         if not self._blocks:
             raise refusal
         places: dict[int, PendingPut] = {}
-        total = len(stored) + len(left.groups)
         try:
             while True:
-                for number in self._shards.in_turn():
-                    if self._granted(number, places, left):
-                        with suppress(StoreFull):  # it had room for some, or the server has none
-                            self._finish(number, places.pop(number), stored, timeout=0.0)
-                        return len(stored) == total
+                for number in self._shards.tries():
+                    if self._granted(number, places, put):
+                        self._put_into(number, put, places.pop(number))
+                        return
                 if here().over:
                     raise refusal
                 shards = counted(len(self._shards), "shard")
                 here().log(f"task {self.task!r} has no room in {shards}: a put waits")
-                wait_for_any(
-                    self._shards[number].wake(pending.identity.name)
-                    for number, pending in places.items()
-                )
+                self._shards.wait({at: pending.identity.name for at, pending in places.items()})
         finally:
-            for number, pending in places.items():
-                producer = self._shards[number].producer
-                with suppress(StoreError), Deadline(SHORT_OUTAGE_S):  # the place ends by itself
-                    producer.ask_room(pending, ttl_ms=0).result()
-                producer.abandon(pending)
+            with Deadline(SHORT_OUTAGE_S):
+                for number, pending in places.items():
+                    producer = self._shards[number].producer
+                    with suppress(StoreError):  # the place ends by itself
+                        producer.ask_room(pending, ttl_ms=0).result()
+                    producer.abandon(pending)
 
-    def _granted(self, number: int, places: dict[int, PendingPut], left: PutBatch) -> bool:
+    def _granted(self, number: int, places: dict[int, PendingPut], put: _Put) -> bool:
         """Queue in a shard, or keep the place; returns whether it has room for a group now."""
-        try:
-            with Deadline(repeat_s=SHORT_OUTAGE_S):
-                shard = self._shards[number]
-                pending = places.setdefault(number, shard.new_put(left))
-                granted = shard.producer.ask_room(pending, ttl_ms=QUEUE_TTL_MS).result().granted
-            self._shards.find(number)
-        except StoreUnavailable as error:
-            self._shards.lose(number, error)
-            return False
-        return granted > 0
+        with suppress(StoreUnavailable), self._shards.asking(number):
+            shard = self._shards[number]
+            if number not in places:
+                places[number] = shard.new_put(put.piece)
+            return shard.producer.ask_room(places[number], ttl_ms=QUEUE_TTL_MS).result().granted > 0
+        return False
 
     # take
 
@@ -342,7 +326,7 @@ class ShardedStream(Closing):
             StoreUnavailable: No shard could be reached; or too few groups wait, and the node that
                 keeps the turns stayed away, for the time of the take or the client.
         """
-        batch = _Batch(self._any().request(count, at_least, status, where))
+        batch = _Batch(self._shards.opened[0].request(count, at_least, status, where))
         with Deadline(checked_timeout(timeout)), ExitStack() as scope:
             for shard in self._shards.opened:
                 scope.enter_context(shard.worker.steps.fetching())
@@ -370,75 +354,59 @@ class ShardedStream(Closing):
         Returns:
             Whether groups were leased.
         """
-        before, patient = batch.missing, self._shards.all_away
-        for number in self._shards.in_turn():
+        before = batch.missing
+        for number in self._shards.tries():
             if not batch.missing:
                 break
             least = min(share, batch.missing) or 1
-            asked = TakeRequest(
-                least if share else batch.missing, least, batch.request.status, batch.request.where
-            )
-            try:
-                with Deadline(repeat_s=None if patient else SHORT_OUTAGE_S):
-                    self._take_some(self._shards[number], number, batch, asked, ttl_ms)
-                self._shards.find(number)
-                patient = False
-            except StoreUnavailable as error:
-                self._shards.lose(number, error)
-                if patient:
-                    raise
+            asked = batch.asked(least if share else batch.missing, least)
+            with suppress(StoreUnavailable), self._shards.asking(number):
+                self._take_some(number, batch, asked, ttl_ms)
         return batch.missing < before
 
-    def _take_some(
-        self, shard: Shard, number: int, batch: _Batch, asked: TakeRequest, ttl_ms: int
-    ) -> None:
+    def _take_some(self, number: int, batch: _Batch, asked: TakeRequest, ttl_ms: int) -> None:
         """Lease groups of one shard, or queue there."""
-        search = None
-        batch.short.pop(number, None)
-        while True:
+        taker, search, again = self._shards[number].taker, None, True
+        while again:
             batch.queued[number] = asked.least
-            reply, lease = shard.taker.take_once(
-                asked, waiter=batch.waiter, search=search, ttl_ms=ttl_ms
-            )
+            reply, lease = taker.take_once(asked, waiter=batch.waiter, search=search, ttl_ms=ttl_ms)
             if lease is not None:
                 batch.leases.append(lease)
             batch.expired += reply.expired
-            shard.taker.accept(asked, reply)
-            if reply.outcome in ("gone", "more") and not here().pages_over:
-                search = reply.search
-                continue
-            if reply.outcome == "short":
-                batch.short[number] = reply
-            if reply.outcome == "taken" or not ttl_ms:
-                batch.queued.pop(number, None)
-            return
+            taker.accept(asked, reply)
+            search = reply.search
+            again = reply.outcome in ("gone", "more") and not here().pages_over
+        batch.replies[number] = reply
+        if reply.outcome == "taken" or not ttl_ms:
+            batch.queued.pop(number, None)
 
     def _wait(self, batch: _Batch) -> None:
         """Collect groups as they come, in this take's turn, while there is time."""
-        outage: StoreUnavailable | None = None  # of the node that keeps the turns
-        gives_up = 0.0
-        try:
-            while batch.missing and not here().over:
-                try:
-                    with self._its_turn(batch):
-                        outage = None
-                        self._collect(batch)
-                except BatchTimeout:
-                    outage = None  # the turn did not come in time
-                except StoreUnavailable as error:  # take what is there, and ask again
-                    gives_up = gives_up if outage else time.monotonic() + self._client.retry_s
-                    outage = error
-                    if time.monotonic() >= gives_up:
-                        break
-                    self._sweep(batch)
-                    if batch.missing:
-                        batch.release()  # another take may need these groups
-        finally:
-            self._leave(batch)
+        gives_up = math.inf
+        while batch.missing and not here().over:
+            try:
+                turn = self._await_turn(batch)
+            except BatchTimeout:
+                continue
+            except StoreUnavailable:  # take what is there, and ask again
+                self._sweep(batch)
+                gives_up = min(gives_up, time.monotonic() + self._client.retry_s)
+                if here().over or time.monotonic() >= gives_up:
+                    if batch.lacks:
+                        raise
+                    return
+                if batch.missing:
+                    batch.release()  # another take may need these groups
+                continue
+            gives_up = math.inf
+            try:
+                self._collect(batch)
+            finally:
+                self._leave(batch)
+                with suppress(LeaseLost, StoreError), Deadline(SHORT_OUTAGE_S):
+                    turn.release()
         if batch.missing:
             self._sweep(batch)
-        if outage is not None and batch.lacks:
-            raise outage
 
     def _collect(self, batch: _Batch) -> None:
         """Collect groups as they come, while there is time."""
@@ -446,56 +414,43 @@ class ShardedStream(Closing):
             # while no shard has its part of the missing groups, all have too few together
             if self._sweep(batch, -(-batch.missing // len(self._shards)), QUEUE_TTL_MS):
                 continue
-            here().log(
-                f"task {self.task!r}: {batch.request.count - batch.missing} of "
-                f"{counted(batch.request.count, 'group', 'are')} waiting in "
-                f"{len(self._shards)} shards"
-            )
-            if batch.queued:
-                shards = map(self._shards.__getitem__, batch.queued)
-                wait_for_any(shard.wake(batch.waiter) for shard in shards)
+            groups = counted(batch.request.count, "group", "are")
+            waiting = f"{batch.request.count - batch.missing} of {groups} waiting"
+            here().log(f"task {self.task!r}: {waiting} in {len(self._shards)} shards")
+            self._shards.wait(dict.fromkeys(batch.queued, batch.waiter))
 
     def _leave(self, batch: _Batch) -> None:
         """Leave the queues of all shards, so that others need not wait until the places expire."""
-        extra = _Batch(batch.request)
-        extra.waiter = batch.waiter
-        for number, share in batch.queued.items():
-            asked = TakeRequest(share, share, batch.request.status, batch.request.where)
-            with suppress(StoreError), Deadline(SHORT_OUTAGE_S):  # the place ends by itself
-                self._take_some(self._shards[number], number, extra, asked, 0)
+        extra = _Batch(batch.request, batch.waiter)
+        with Deadline(SHORT_OUTAGE_S):
+            for number, share in batch.queued.items():
+                with suppress(StoreError):  # the place ends by itself
+                    self._take_some(number, extra, batch.asked(share, share), 0)
+        batch.queued.clear()
         extra.release()  # groups that came in the meantime
 
-    @contextmanager
-    def _its_turn(self, batch: _Batch) -> Iterator[None]:
-        """Hold the turn of this consumer group: a lease on the only group of a task of its own."""
+    def _await_turn(self, batch: _Batch) -> Lease:
+        """Lease the turn of this consumer group: the only group of a task of its own."""
         with Deadline(repeat_s=SHORT_OUTAGE_S):
             if self._turn is None:
                 self._turn = ExperienceStream(
                     self._client,
                     f"{self.task}@turn",
-                    namespace=self.namespace,
-                    group=self.group,
-                    on_full="error",
                     limit=1,
                     max_deliveries=1 << 30,
-                    **self._lease_ms,
+                    on_full="error",
+                    **self._where,
                 )
-            try:
-                turn = self._turn.take(1, timeout=0)
-            except BatchTimeout:
-                with suppress(StoreFull):  # it is there: another take has it
-                    self._turn.put([BufferItem(None, None)])
-                batch.release()  # the take whose turn it is may need these groups
-                turn = self._turn.take(1)
-        try:
-            yield
-        finally:
-            with suppress(LeaseLost, StoreError), Deadline(SHORT_OUTAGE_S):
-                turn.release()
+            with suppress(BatchTimeout):
+                return self._turn.take(1, timeout=0)
+            with suppress(StoreFull):  # it is there: another take has it
+                self._turn.put([BufferItem(None, None)])
+            batch.release()  # the take whose turn it is may need these groups
+            return self._turn.take(1)
 
     def _timeout(self, batch: _Batch) -> BatchTimeout:
         """Return the error of a take whose time is up; it names the shards that are away."""
-        replies = batch.short.values()
+        replies = batch.replies.values()
         error = BatchTimeout(
             task=self.task,
             namespace=self.namespace,

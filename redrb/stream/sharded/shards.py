@@ -7,11 +7,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from redrb.connection import Client
-from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import StoreUnavailable, TaskMismatch
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.fitting import reindexed
@@ -23,6 +24,7 @@ from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.calls import TakeRequest
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.wakes import wait_for_any
 from redrb.unpacking import Reading
 
 AWAY_S = 5.0
@@ -62,10 +64,6 @@ class Shard(ExperienceStream):
         alike = batch.revision == description.revision
         return self._producer.new(batch if alike else reindexed(batch, description))
 
-    def wake(self, waiter: str) -> tuple[Client, str]:
-        """Return where a waiter is woken: the client, and the name of a list."""
-        return self._store.client, self._store.keys.wake(waiter)
-
 
 class Shards:
     """The shards of a task; safe among threads.
@@ -74,18 +72,16 @@ class Shards:
     and then asked again, so that an outage costs one request in this time and not each of them.
     """
 
-    def __init__(
-        self, client: Client, task: str, count: int, namespace: str, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, client: Client, task: str, count: int, options: Mapping[str, Any]) -> None:
         self.names = [f"{task}@{number}" for number in range(count)]
         self._task, self._client = task, client
-        self._options = {"namespace": namespace, **options}
-        self._stores = [TaskStore.of(client, namespace, name) for name in self.names]
+        self._options = options
+        self._stores = [TaskStore.of(client, options["namespace"], name) for name in self.names]
         self._open: dict[int, Shard] = {}
         self._lock = threading.Lock()
         self._away: dict[str, float] = {}  # node -> when it is asked again
-        first, *_ = random.sample(range(count), 1)  # not the same one in all processes
-        self._turns = itertools.count(first)
+        self._why = ""
+        self._turns = itertools.count(*random.sample(range(count), 1))  # each process another one
         self.ask(lambda _: None)
 
     def __len__(self) -> int:
@@ -94,17 +90,15 @@ class Shards:
 
     def __getitem__(self, number: int) -> Shard:
         """Return a shard, which is opened now if it is not yet; raises as `ExperienceStream`."""
-        shard = self._open.get(number)
-        if shard is None:
-            with self._lock:
-                shard = self._open.get(number)
-                if shard is None:
+        if number not in self._open:
+            with self._lock, Deadline(repeat_s=SHORT_OUTAGE_S):
+                if number not in self._open:
                     self._check_count(number)
                     shard = Shard(self._client, self.names[number], **self._options)
                     self._stores[number].client.execute("HSETNX", *self._count(number), len(self))
                     self._check_count(number)
                     self._open[number] = shard
-        return shard
+        return self._open[number]
 
     @property
     def opened(self) -> list[Shard]:
@@ -114,50 +108,77 @@ class Shards:
     @property
     def away(self) -> list[str]:
         """Names of the shards that are left out now."""
-        now = time.monotonic()
-        nodes = {node for node, until in tuple(self._away.items()) if now < until}
-        pairs = zip(self.names, self._stores, strict=True) if nodes else ()
-        return [name for name, store in pairs if store.client.node in nodes]
+        return [name for number, name in enumerate(self.names) if self._is_away(number)]
 
-    @property
-    def all_away(self) -> bool:
-        """Whether no shard can be reached."""
-        return len(self.away) == len(self)
+    def tries(self) -> Iterator[int]:
+        """Yield the shards that are not left out, each to be asked in `asking`, from another on.
 
-    def in_turn(self) -> list[int]:
-        """Return the shards that are not left out, or all if none is left, from another on."""
-        first, away = next(self._turns), self.away
-        turn = [(first + place) % len(self) for place in range(len(self))]
-        return [number for number in turn if self.names[number] not in away] or turn
+        While none is reached, one on each node is tried again and again.
 
-    def lose(self, number: int, error: StoreUnavailable) -> None:
-        """Note that a shard could not be reached."""
-        node = self._stores[number].client.node
-        if node not in self._away:
-            _log.warning("task %r: shards on %s are left out: %s", self._task, node, error)
-        self._away[node] = time.monotonic() + AWAY_S
+        Raises:
+            StoreUnavailable: None was reached for the time of the call, or of the client.
+        """
+        gives_up, reached = time.monotonic() + self._client.retry_s, False
+        while not reached:
+            first = next(self._turns)
+            turn = [(first + place) % len(self) for place in range(len(self))]
+            all_away = all(map(self._is_away, turn))
+            if all_away:
+                turn = list({self._node(number): number for number in turn}.values())
+            for number in turn:
+                if all_away or not self._is_away(number):
+                    yield number
+                    reached |= not self._is_away(number)
+            if not reached and (here().over or time.monotonic() >= gives_up):
+                names = f"{self.names[0]!r} to {self.names[-1]!r}"
+                message = f"none of the tasks {names} could be reached; of the last: {self._why}"
+                raise StoreUnavailable(message, where=self._client.where)
 
-    def find(self, number: int) -> None:
-        """Note that a shard was reached."""
-        if self._away:
-            self._away.pop(self._stores[number].client.node, None)
+    @contextmanager
+    def asking(self, number: int, repeat_s: float | None = SHORT_OUTAGE_S) -> Iterator[None]:
+        """Note whether the requests of the block reach a shard."""
+        reached = True
+        try:
+            with Deadline(repeat_s=repeat_s):
+                yield
+        except StoreUnavailable as error:
+            reached, self._why, node = False, str(error), self._node(number)
+            if node not in self._away:
+                _log.warning("task %r: shards on %s are left out: %s", self._task, node, error)
+            self._away[node] = time.monotonic() + AWAY_S
+            raise
+        finally:
+            if reached:
+                self._away.pop(self._node(number), None)
 
     def ask(self, look: Callable[[Shard], T]) -> dict[str, T]:
         """Call `look` with each shard that can be reached; returns the results by name.
 
         Raises:
-            StoreUnavailable: None could be reached within the time of the client.
+            StoreUnavailable: None could be reached.
         """
         found: dict[str, T] = {}
-        for number in self.in_turn():
-            if self.names[number] not in self.away:
-                try:
-                    with Deadline(at_most=GRACE_S):
-                        found[self.names[number]] = look(self[number])
-                    self.find(number)
-                except StoreUnavailable as error:
-                    self.lose(number, error)
-        return found or {self.names[number]: look(self[number]) for number in range(len(self))}
+        while not found:
+            for number in self.tries():
+                with suppress(StoreUnavailable), self.asking(number):
+                    found[self.names[number]] = look(self[number])
+        return found
+
+    def wait(self, waiters: Mapping[int, str]) -> None:
+        """Wait until a waiter, given by shard, is woken in one of those that are not left out."""
+        lists = [
+            (self._stores[number].client, self._stores[number].keys.wake(waiter))
+            for number, waiter in waiters.items()
+            if not self._is_away(number)
+        ]
+        if lists:
+            wait_for_any(lists)
+
+    def _node(self, number: int) -> str:
+        return self._stores[number].client.node
+
+    def _is_away(self, number: int) -> bool:
+        return time.monotonic() < self._away.get(self._node(number), 0.0)
 
     def _count(self, number: int) -> tuple[str, str]:
         """Return where a shard keeps the number of shards that its task has."""

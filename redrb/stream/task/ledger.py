@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrb.experience import Status
 
-_LARGEST = ("joined", "version", "consumers")
-"""Counters of several tasks that are not added."""
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_LARGEST = frozenset(
+    "joined version consumers consumers_waiting producers_waiting returns_s over_s pid "
+    "period_s lease_s uptime_s seen_s weight_version behind metrics waits_s step_s usual_step_s "
+    "step_limit_s steps steps_s".split()
+)
+"""Numbers of several tasks that are not added: each process does the same in all, and the worst
+counts. A take, or a put, that waits does so in all."""
 
 _COMPOUND = ("ledger", "waiting", "admission", "parts")
 """Attributes that are no counters."""
@@ -145,14 +153,6 @@ class PartStats:
             return None
         return cls(**{name: counters[f"parts:{name}"] for name in cls.__slots__})
 
-    @classmethod
-    def summed(cls, several: Sequence[PartStats | None]) -> PartStats | None:
-        """Return the sums of several tasks; None if no group was put in parts."""
-        found = [each for each in several if each is not None]
-        if not found:
-            return None
-        return cls(**{name: sum(getattr(each, name) for each in found) for name in cls.__slots__})
-
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
@@ -207,30 +207,6 @@ class StreamStats:
     parts: PartStats | None = None
 
     @classmethod
-    def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
-        """Return the sum of the counters of several tasks on which the same processes work.
-
-        A consumer has a heartbeat in each task, so the largest number of consumers counts.
-        """
-        ledgers = [part.ledger.as_dict() for part in parts]
-        ledger = Ledger(**{name: sum(one[name] for one in ledgers) for name in Ledger.__slots__})
-        waiting: Counter[Status] = Counter()
-        for part in parts:
-            waiting.update(part.waiting)
-        counters = {
-            name: (max if name in _LARGEST else sum)(getattr(part, name) for part in parts)
-            for name in cls.__slots__
-            if name not in _COMPOUND
-        }
-        in_parts = PartStats.summed([part.parts for part in parts])
-        return cls(
-            ledger=ledger,
-            waiting=dict(waiting),
-            parts=in_parts,
-            **counters,
-        )
-
-    @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
         """Return the stats of a flat map of counters; missing ones are 0."""
         ledger = Ledger(**{name: counters.get(name, 0) for name in Ledger.__slots__})
@@ -245,3 +221,32 @@ class StreamStats:
             parts=PartStats.of(counters),
             **{name: counters.get(name, 0) for name in others},
         )
+
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def summed(records: Sequence[Record]) -> Record:
+    """Return one record for several tasks on which the same processes work, such as shards.
+
+    Numbers are added, maps by key, and records in fields likewise; of those in `_LARGEST` the
+    largest counts. Of other values the first one that is not empty counts.
+    """
+    changes = {
+        each.name: _together(each.name, [getattr(record, each.name) for record in records])
+        for each in fields(records[0])
+    }
+    return replace(records[0], **changes)
+
+
+def _together(name: str, values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    first = next(filter(None, known), known[0] if known else None)
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for each in known for key in each)
+        return {key: _together(name, [each.get(key) for each in known]) for key in keys}
+    if is_dataclass(first):
+        return summed(known)
+    if isinstance(first, bool) or not isinstance(first, int | float):
+        return first
+    return max(known) if name in _LARGEST else sum(known)

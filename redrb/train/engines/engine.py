@@ -66,7 +66,12 @@ class WeightsReplacedError(EngineError):
 
 
 class WeightsKeptError(EngineError):
-    """A server could not load weights, and still has all of those that it had before."""
+    """A server could not load weights, and still has all of those that it had before.
+
+    `is_damage`: what is stored is damaged, and a later version may be whole.
+    """
+
+    is_damage = False
 
 
 class WeightsUnreachableError(WeightsKeptError):
@@ -93,10 +98,7 @@ class Engine(ABC):
 
     Attributes:
         version: Weight version that the server has; None: not known, as before the first update.
-        keeps_requests: Whether requests in flight stay at the server while weights change.
     """
-
-    keeps_requests = False
 
     def __init__(
         self,
@@ -216,11 +218,17 @@ class Engine(ABC):
                 break
         return done
 
-    async def receives(self, where: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether requests in flight stay at the server while weights change."""
+        return False
+
+    async def receives(self, where: Mapping[str, Any], url: str) -> bool:  # noqa: ARG002
         """Return whether the server fetches weights from Redis by itself; if so, tell it where.
 
         Args:
             where: As of `Published`.
+            url: URL of Redis, for a server that has none of its own.
 
         Raises:
             EngineError: It does, and cannot reach these weights; or it is away.
@@ -340,11 +348,8 @@ class Engine(ABC):
         after = part.labels[0] if part.labels else None
         if after == label and version is not None:
             return [version] * count
-        number = self._number(after)
         self._note_label(after)
-        if not self.keeps_requests or version is None or number is None:
-            return None
-        return [min(version, number)] * count  # who knows where the change was
+        return None
 
     def _number(self, label: str | None) -> int | None:
         """Return the version that a label names, None if it is not one of these weights."""

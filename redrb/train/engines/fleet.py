@@ -20,7 +20,7 @@ from redrb.errors import (
     StoreError,
     WeightTimeout,
 )
-from redrb.train.engines.engine import Engine
+from redrb.train.engines.engine import Engine, WeightsKeptError, WeightsUnreachableError
 from redrb.train.engines.weights import EngineWeights
 from redrb.weights import WeightVersion
 from redrb.weights.reading.catalogue import Catalogue
@@ -190,10 +190,16 @@ class Fleet:
         async with self._slot(server.engine.where):
             newest = self._newest
             began = max(self._published, server.since)
-            with suppress(WeightTimeout):  # it has that version, or its damage was logged
+            try:
                 version = await server.weights.update(timeout=0)
                 after_s = time.monotonic() - began
                 _log.info("%s has version %d after %.1f s", server.engine.where, version, after_s)
+            except WeightTimeout:
+                pass  # it has that version, or its damage was logged
+            except WeightsUnreachableError:
+                raise
+            except WeightsKeptError as error:
+                _log.warning("%s The server goes on with what it has.", error)
             await self._look(server)
         server.settled = newest, server.label
 

@@ -32,7 +32,6 @@ class Trajectory:
         """Begin an episode, or go on with the sample of one that was aborted.
 
         Args:
-            prompt_tokens: Tokens of the prompt.
             partial: An unfinished sample of this prompt.
 
         Raises:
@@ -89,7 +88,6 @@ class Trajectory:
         """Return the sample; its status is ABORTED if the newest sampling was aborted.
 
         Args:
-            reward: Its reward.
             tags, extras: Of the sample.
         """
         known = [version for version in self._versions if version >= 0]

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from redrb.errors import ConfigError, EngineError
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    EngineError,
+    StoreUnavailable,
+    WeightCorrupt,
+    WeightsTorn,
+)
 from redrb.train.engines.completions import Sampled
 from redrb.train.engines.engine import (
     Engine,
     Published,
     WeightsKeptError,
     WeightsMixedError,
+    WeightsReplacedError,
     WeightsUnreachableError,
 )
 
@@ -29,17 +38,18 @@ Pause: TypeAlias = Literal["keep", "wait", "abort"]
 BACKEND = "redrb "
 """Begins the messages of errors of redrb's backend in vLLM; the class of the error follows."""
 
+NO_URL = "the server has no REDRB_URL"
+"""In the message of an error of that backend."""
+
 _log = logging.getLogger("redrb")
 
 
 class VLLMEngine(Engine):
     """Samples by `/inference/v1/generate`, which tells the weights of each token.
 
-    The server has it with `--enable-scale-out`. Without it, `/v1/completions` samples; then the
-    tokens of a completion during which weights have changed all have the older version.
+    The server has it with `--enable-scale-out`. Without it, `/v1/completions` samples, and `pause`
+    is "abort": nothing else tells where in a completion the weights have changed.
     """
-
-    keeps_requests = True
 
     def __init__(self, url: str, *, model: str, pause: Pause = "keep", **options: Any) -> None:
         """Make an engine; `model` is the model's name at the server.
@@ -59,14 +69,25 @@ class VLLMEngine(Engine):
         if pause not in get_args(Pause):
             raise ConfigError(f"pause={pause!r:.40}: give {', '.join(map(repr, get_args(Pause)))}.")
         self._model, self._pause_mode = model, pause
-        self.keeps_requests = pause != "abort"
-        self._tells_weights = True
+        self._tells_weights, self._needs_url = True, False
 
-    async def receives(self, where: Mapping[str, Any]) -> bool:
-        """Return whether the server has redrb's backend; if so, tell it where the weights are."""
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether requests in flight stay at the server while weights change."""
+        return self._tells_weights and self._pause_mode != "abort"
+
+    async def receives(self, where: Mapping[str, Any], url: str) -> bool:
+        """Return whether the server has redrb's backend; if so, tell it where the weights are.
+
+        The URL, which may hold a password, is sent only to a server that has none of its own.
+        """
+        told = {**where, "url": url} if self._needs_url else where
         try:
-            await self._repeated(lambda: self._init(where), self._retry_s)
+            await self._repeated(lambda: self._init(told), self._retry_s)
         except EngineError as error:
+            if NO_URL in str(error) and not self._needs_url:
+                self._needs_url = True
+                return await self.receives(where, url)
             if BACKEND in str(error):
                 raise
             if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.OK):
@@ -132,7 +153,7 @@ class VLLMEngine(Engine):
         return str((await self._client.request("/weight_info")).get("weight_version"))
 
     async def _pause(self, *, abort: bool) -> None:
-        mode = "abort" if abort else self._pause_mode
+        mode = self._pause_mode if self.keeps_requests and not abort else "abort"
         await self._client.request(f"/pause?mode={mode}", {})
 
     async def _load(self, source: Path | Published) -> None:
@@ -146,24 +167,38 @@ class VLLMEngine(Engine):
             if error.is_outage:
                 raise
             text = f"{self._client.where} could not load weights: {error}"
-            kept = BACKEND in str(error) and f"{BACKEND}WeightsTorn" not in str(error)
-            kind = WeightsKeptError if kept else WeightsMixedError
-            if f"{BACKEND}StoreUnavailable" in str(error):
-                kind = WeightsUnreachableError
-            raise kind(text, where=self._client.where, status=error.status) from error
+            if isinstance(source, Published) and BACKEND not in text:
+                raise WeightsReplacedError(text, where=error.where, status=error.status) from error
+            if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
+                raise WeightsMixedError(text, where=error.where, status=error.status) from error
+            is_unreachable = f"{BACKEND}{StoreUnavailable.__name__}" in text
+            kind = WeightsUnreachableError if is_unreachable else WeightsKeptError
+            kept = kind(text, where=error.where, status=error.status)
+            damage = (WeightCorrupt.__name__, DecodeError.__name__)
+            kept.is_damage = any(f"{BACKEND}{name}" in text for name in damage)
+            raise kept from error
 
     async def _receive(self, source: Published) -> None:
-        try:
-            await self._asked("/start_weight_update", {})
-        except EngineError as error:
-            if error.is_outage:
-                raise
-            # somebody who was killed has begun an update, and changed nothing yet
-            await self._asked("/finish_weight_update", {})
-            await self._asked("/start_weight_update", {})
+        """Load a version by the four calls that begin, make and end an update.
+
+        Other makers may do the same at the same time: an update that they have begun is ended, and
+        one that they have ended is begun again. Only the second call changes weights.
+        """
         wanted = {"version": source.version, "created_s": source.created_s}
-        await self._asked("/update_weights", {"update_info": wanted})
-        await self._asked("/finish_weight_update", {})
+        for last in (False, True):
+            try:
+                await self._asked("/start_weight_update", {})
+                await self._asked("/update_weights", {"update_info": wanted})
+                break
+            except EngineError as error:
+                if last or error.is_outage or BACKEND in str(error):
+                    raise
+            with suppress(EngineError):  # there may be none any more
+                await self._asked("/finish_weight_update", {})
+        with suppress(EngineError):
+            await self._asked("/finish_weight_update", {})
+        if not (await self._client.request("/is_paused")).get("is_paused"):
+            await self._pause(abort=False)  # others have resumed it: what it computed is dropped
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> None:
         """Send a control call; an error of the server itself is no outage."""

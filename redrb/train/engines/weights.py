@@ -10,7 +10,6 @@ import math
 import shutil
 import socket
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -60,15 +59,16 @@ _WRITE_S = 600.0
 _LOADINGS = 10
 """Most loadings of one `update`, if the server is started again or gets other weights meanwhile."""
 
-_PASSING = (WeightsReplacedError, WeightsKeptError, WeightCorrupt, DecodeError)
+_PASSING = (WeightsReplacedError, WeightCorrupt, DecodeError)
 """Errors after which `update` loads once more: damage passes with the next version."""
 
 
 class EngineWeights:
     """Lets a server load each published version, from Redis if it can, else from a folder.
 
-    A vLLM with redrb's backend fetches versions by itself: it needs REDRB_URL, and nothing is
-    shared with it. Any number of makers may drive one server: each version is loaded once.
+    A vLLM with redrb's backend fetches versions by itself, from its own REDRB_URL or else from that
+    of `client`; nothing is shared with it. Any number of makers may drive one server: each version
+    is loaded once.
 
     Other servers load a folder of Hugging Face, which must be on a file system that maker and
     server share; /dev/shm is one on one machine. It holds one version, and two during an update;
@@ -172,7 +172,7 @@ class EngineWeights:
         self._given = await insist_async(
             load,
             lambda error: _log.warning("%s", error),
-            passes=lambda error: isinstance(error, _PASSING),
+            passes=lambda error: isinstance(error, _PASSING) or _is_damage(error),
             over=lambda: next(loadings) >= _LOADINGS,
             pauses=wait_fixed(_PAUSE_S),
         )
@@ -183,8 +183,14 @@ class EngineWeights:
         outage = Outage("the server does not get the newest weights")
 
         async def update() -> None:
-            with suppress(WeightTimeout):
+            try:
                 await self.update(timeout=_WAIT_S)
+            except WeightTimeout:
+                pass
+            except WeightsUnreachableError:
+                raise
+            except WeightsKeptError as error:
+                _log.warning("%s The server goes on with what it has.", error)
 
         while True:
             await insist_async(
@@ -214,7 +220,7 @@ class EngineWeights:
             ConfigError: It does, and no folder was given.
             EngineError: It cannot reach these weights, or is away.
         """
-        if await self._engine.receives(self._where):
+        if await self._engine.receives(self._where, self.client.url):
             return None
         if self._folder is None:
             raise ConfigError(
@@ -244,7 +250,7 @@ class EngineWeights:
         began = time.monotonic()
         ends = math.inf if timeout is None else began + timeout
         if self._missing is None:
-            self._missing = MissingWeights(self.client, self._catalogue.keys, self.name)
+            self._missing = MissingWeights(self.client, self.namespace, self.name)
         while True:
             left = max(0.0, min(_WAIT_S, ends - time.monotonic()))
             found = await asyncio.to_thread(self._look, left)
@@ -293,7 +299,6 @@ class EngineWeights:
         return self._versions.path(label)
 
     def _write(self, found: WeightVersion, path: Path) -> None:
-        """Write a version into a new folder."""
         fetched = self._copy.fetch(self._catalogue, found.version, with_base=True)
         if next_move(found, Held(fetched.described)) != "nothing":
             raise WeightError(f"weights {self.name!r} have changed while they were fetched.")
@@ -305,3 +310,7 @@ class EngineWeights:
                 shutil.copy2(file, path / file.name)
         (path / "model.safetensors.index.json").unlink(missing_ok=True)
         save_safetensors(path / SINGLE, dict(chosen.tensors()))
+
+
+def _is_damage(error: BaseException) -> bool:
+    return isinstance(error, WeightsKeptError) and error.is_damage

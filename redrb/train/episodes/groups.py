@@ -76,11 +76,7 @@ class EpisodeRunner:
     """Calls the user's coroutine function, for new episodes and for unfinished ones."""
 
     def __init__(self, episode: Episode, engine: Any) -> None:
-        """Check the function.
-
-        Raises:
-            ConfigError: It is no coroutine function.
-        """
+        """Raise ConfigError if the function is no coroutine function."""
         call = getattr(episode, "__call__", None)  # noqa: B004 (the method of an object)
         if not inspect.iscoroutinefunction(episode) and not inspect.iscoroutinefunction(call):
             raise ConfigError(
@@ -180,7 +176,6 @@ class Groups:
         return self._group(prompt, right)
 
     async def _group(self, prompt: Any, right: Admission | None) -> None:
-        """Run all episodes of a new group, and put it."""
         key = uuid.uuid4().hex
         try:
             made = await self._together(

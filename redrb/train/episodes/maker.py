@@ -197,7 +197,6 @@ class EpisodeMaker:
                         task.cancel()
 
     async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
-        """Load the first weights, and follow the later ones in a task."""
         if self._weights is None:
             return []
         if not await self._waits(self._weights.update(), ended):
@@ -209,7 +208,6 @@ class EpisodeMaker:
         await self._waits(weights.reach(version), ended)
 
     async def _waits(self, loading: Coroutine[Any, Any, object], ended: asyncio.Event) -> bool:
-        """Wait for weights; False: the maker ended first."""
         loaded, stopped = asyncio.create_task(loading), asyncio.create_task(ended.wait())
         with self._stream.worker.waiting("weights"):
             await asyncio.wait((loaded, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -263,7 +261,6 @@ class EpisodeMaker:
                 self._running.add(asyncio.create_task(group))
 
     def _check(self) -> None:
-        """Forget the groups that have ended; raises the error of one that has failed."""
         done = {task for task in self._running if task.done()}
         self._running -= done
         for task in done:

@@ -33,7 +33,6 @@ class Sink:
     """Takes rights and unfinished groups of a task, and puts groups, however long Redis is away.
 
     Attributes:
-        stream: The task.
         version: Weight version of the task when it gave the newest right; None before.
     """
 

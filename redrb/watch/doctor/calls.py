@@ -65,11 +65,7 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class Examine(Call[Examined | None], frozen=True):
-    """Read what `redrb doctor` compares; None: there is no such task.
-
-    Attributes:
-        after: Examine consumer groups behind this one, in the order of names; "": the first ones.
-    """
+    """Read what doctor compares, of groups behind `after` by name; None: there is no task."""
 
     script: ClassVar = "doctor/examine"
     after: str = ""

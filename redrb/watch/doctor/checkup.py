@@ -45,12 +45,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What doctor found and did.
-
-    Attributes:
-        findings: The troubles, the worst first; after repairs, those that remain.
-        state: None if Redis is away.
-    """
+    """What doctor found, the worst first, and did; findings that it repaired are not in it."""
 
     findings: tuple[Finding, ...]
     repairs: tuple[Repair, ...] = ()
@@ -123,11 +118,7 @@ def _slots(client: Client) -> tuple[Finding, ...]:
 
 
 class Checkup:
-    """All checks, one after the other; one that fails or is not allowed is a finding.
-
-    Attributes:
-        left_names: Names in the registry that name nothing.
-    """
+    """All checks, one after the other; one that fails or is not allowed is a finding."""
 
     def __init__(
         self, client: Client, namespace: str, look: Callable[[], State], task: str = ""
@@ -196,7 +187,6 @@ class Checkup:
             self._found += self._allowed(what, partial(find, client, server))
 
     def _examine_tasks(self) -> tuple[Examination, ...]:
-        """Return what is stored of the tasks, and note the findings."""
         client, state = self._client, self.state
         if self._task:
             unread: Sequence[str] = [] if state.tasks else [self._task]
@@ -215,7 +205,6 @@ class Checkup:
         return tuple(examined)
 
     def _examine_tables(self) -> tuple[TableExamination, ...]:
-        """Return what is stored of the tables, and note the findings."""
         examined: list[TableExamination] = []
         for table in self.state.tables:
             if table.readable:

@@ -36,11 +36,7 @@ class ExaminedGroup(GroupFigures, frozen=True, kw_only=True):
 
 
 class Examination(TaskFigures, frozen=True, kw_only=True):
-    """A task at one moment.
-
-    Attributes:
-        lost_rights: Rights of dead makers, and rights that are held for too long.
-    """
+    """A task at one moment; `lost_rights` are held by dead makers, or for too long."""
 
     store: TaskStore
     lost_rights: int

@@ -14,7 +14,6 @@ Rank: TypeAlias = Literal["best", "worst", "stalest"]
 RANKS: Final[tuple[Rank, ...]] = ("best", "worst", "stalest")
 
 STATES: Final = (*(status.value for status in Status), "leased", "dead")
-"""The values of `status`."""
 
 MOST_GROUPS: Final = 1_000
 """Most groups that are returned at once."""

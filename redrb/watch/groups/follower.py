@@ -62,7 +62,6 @@ class Follower(Browser):
         return self._page(walk, views, notes)
 
     def _block(self, seconds: float) -> None:
-        """Wait for the next entry."""
         store, after = self._store, entry_id(self._passed)
         block_ms = max(1, int(seconds * 1000))
         read = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", store.keys.stream, after)
@@ -72,7 +71,6 @@ class Follower(Browser):
             self._passed = parse_entry(entries[0])[0]
 
     def _arrived(self) -> tuple[Walk, list[GroupView], int, list[str]]:
-        """Return the newest groups since the last look, how many there were, and notes."""
         walk = Walk(self._store, self._group, where="", looks=MOST_LOOKED, page=NEWEST)
         notes: list[str] = []
         newest = list(islice(walk.through("newest"), NEWEST))

@@ -33,7 +33,6 @@ class LetterView:
     """Why a group is a dead letter.
 
     Attributes:
-        group: Consumer group that gave it up.
         exception: Class of the exception; "" without one.
         time: When, in ISO 8601, UTC.
         failed_deliveries: Those that ended without acknowledgement, release or rejection.
@@ -141,7 +140,6 @@ class GroupView:
     Attributes:
         state: Where it stands for the consumer group.
         status: Status of its rollouts, in which it waits or was put.
-        oldest_version: Its oldest policy version.
         newest_version: Version of its newest token, if it is known.
         staleness: Newest weight version of the task minus its oldest policy version.
         tags: Its values of declared tags; without these, the tags that all of its samples share.

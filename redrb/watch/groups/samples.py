@@ -17,11 +17,7 @@ class Samples:
     """The samples of one group, whose bytes were checked in full."""
 
     def __init__(self, blob: bytes, limits: Limits) -> None:
-        """Check the bytes of a group.
-
-        Raises:
-            DecodeError: They are not a group.
-        """
+        """Check the bytes of a group; raises DecodeError where they are none."""
         self._layout: GroupLayout = parse_group(blob)
         self._limits = limits
         self._left = limits.decoded_bytes
@@ -103,7 +99,6 @@ class Samples:
         )
 
     def _arrays(self, row: int) -> Iterator[tuple[FieldView, Array | None]]:
-        """Yield the tensors of a sample; None for one that is too large."""
         for column, field in enumerate(self._layout.fields):
             shape = self._layout.shapes(column)[row]
             if shape is None:

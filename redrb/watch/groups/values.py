@@ -17,7 +17,6 @@ from redrb.watch.groups.choice import Limits
 from redrb.watch.groups.records import FieldView, ImageView
 
 _KEY: Final = 256
-"""Characters of a key."""
 
 
 class PlainValues:
@@ -107,7 +106,6 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return an image as (H, W, C); None if the tensor is none."""
     if array.shape[0] in _COLOURS and min(array.shape[1:]) >= _LEAST_SIDE:
         return array.transpose(1, 2, 0)
     if array.shape[2] in _COLOURS and min(array.shape[:2]) >= _LEAST_SIDE:

@@ -174,7 +174,6 @@ def _read(text: str) -> Iterator[Metric]:
 
 
 METRICS = tuple(_read((files("redrb.watch.metrics") / "metrics.toml").read_text("utf-8")))
-"""All metrics of a state."""
 
 UP = ("redrb_up", "1 if the newest figures of Redis are fresh; 0 if Redis does not answer.")
 AGE = (

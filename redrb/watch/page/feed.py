@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +75,6 @@ class Feed:
                 yield event
 
     def _next(self, number: int, error: str) -> tuple[View, str]:
-        """Wait for a view; returns it, and its event."""
         view = self._observer.wait(number, EVERY_S, error=error)
         return view, _event("view", encoded(view_data(view)))
 
@@ -95,8 +94,9 @@ def encoded(data: object) -> str:
 def view_data(view: View) -> dict[str, Any]:
     """Return a view, with its age and a point of each task for the curves."""
     state = view.state
-    data = None if state is None else asdict(state)
-    for task, shown in zip(state.tasks, data["tasks"], strict=True) if state and data else ():
+    tasks = () if state is None else state.shown
+    data = None if state is None else asdict(replace(state, tasks=tasks, sums=()))
+    for task, shown in zip(tasks, data["tasks"] if data else (), strict=True):
         for group, sent in zip(task.groups, shown["groups"], strict=True):
             sent["stats"]["ledger_balanced"] = group.stats.ledger.balanced
     return {
@@ -105,7 +105,7 @@ def view_data(view: View) -> dict[str, Any]:
         "error": view.error,
         "findings": view.findings,
         "state": data,
-        "points": _columns({task.name: [point_of(task, state.time)] for task in state.tasks})
+        "points": _columns({task.name: [point_of(task, state.time)] for task in tasks})
         if state is not None
         else {},
     }
@@ -114,7 +114,7 @@ def view_data(view: View) -> dict[str, Any]:
 def history_data(observer: Observer) -> dict[str, Any]:
     """Return the points that are kept, and the names of the buckets of all histograms."""
     state = observer.newest().state
-    names = [task.name for task in state.tasks] if state is not None else []
+    names = [task.name for task in state.shown] if state is not None else []
     return {
         "buckets": bucket_names(),
         "points": _columns({name: observer.history.of(name) for name in names}),

@@ -21,11 +21,7 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TaskUse:
-    """What a task holds, and who uses it.
-
-    Attributes:
-        workers: Makers, trainers and stages that have announced themselves lately.
-    """
+    """What a task holds, and who uses it: workers that have announced themselves lately."""
 
     contents: TaskContents
     workers: tuple[WorkerState, ...]

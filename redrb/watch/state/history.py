@@ -40,9 +40,9 @@ class History:
 
     def add(self, state: State) -> None:
         """Add a point of each task of a state; tasks that are gone are forgotten."""
-        names = {task.name for task in state.tasks}
+        names = {task.name for task in state.shown}
         kept = {name: points for name, points in self._points.items() if name in names}
-        for task in state.tasks:
+        for task in state.shown:
             points = kept.setdefault(task.name, deque(maxlen=MOST_POINTS))
             points.append(point_of(task, state.time))
         self._points = kept

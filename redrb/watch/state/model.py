@@ -104,6 +104,7 @@ class TaskState:
         memory_bytes: Bytes of memory of the groups, their facts and the dead letters, as Redis
             estimates them; None if the user may not ask.
         rates: None at the first look.
+        shards: Tasks of the `ShardedStream` of which it is one; 0: of none.
     """
 
     name: str
@@ -119,6 +120,12 @@ class TaskState:
     stored_bytes: int = 0
     memory_bytes: int | None = None
     rates: Rates | None = None
+    shards: int = 0
+
+    @property
+    def sum_name(self) -> str:
+        """Name of the sum of its shards, such as "math@*"; "" if it is no shard."""
+        return f"{self.name.rpartition('@')[0]}@*" if self.shards else ""
 
     @property
     def main(self) -> ConsumerGroupState | None:
@@ -168,7 +175,6 @@ class TableState:
 
     Attributes:
         readable, damage: As of a task.
-        rows: Rows that are there.
         retained: Cleared rows that a mark may bring back.
         change: Number of the newest change: its time in microseconds since 1970.
         run: The newest run; 0: none was begun.
@@ -296,6 +302,7 @@ class State:
         time: Seconds since 1970 by the server's clock.
         servers: The servers; of a cluster all primaries.
         tasks: All tasks, by name; at most 200.
+        sums: A task `math@*` for the shards of each stream, with the sums of what they have.
         tables: All tables, by name; at most 200.
         weights: All published weights, by name; at most 200.
         url: URL of Redis for `--url`; "" where REDRB_URL has it, or it has a password.
@@ -309,18 +316,33 @@ class State:
     servers: tuple[ServerState, ...] = ()
     tasks: tuple[TaskState, ...] = ()
     tasks_total: int = 0
+    sums: tuple[TaskState, ...] = ()
     tables: tuple[TableState, ...] = ()
     weights: tuple[WeightsState, ...] = ()
     url: str = ""
     others: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> tuple[TaskState, ...]:
+        """The tasks, and behind the shards of a stream their sum."""
+        if not self.sums:
+            return self.tasks
+        both = (*self.tasks, *self.sums)
+        return tuple(sorted(both, key=lambda task: task.name.replace("*", ":")))  # behind digits
+
+    @property
+    def streams(self) -> tuple[TaskState, ...]:
+        """The tasks, but sums in place of their shards: each process is there once."""
+        sums = {task.name for task in self.sums}
+        return tuple(task for task in self.shown if task.sum_name not in sums)
 
     def has(self, name: str) -> bool:
         """Return whether a task or table has this name."""
         return bool(self.task(name)) or any(table.name == name for table in self.tables)
 
     def task(self, name: str) -> TaskState | None:
-        """Return a task by its name; None if there is no such task."""
-        return next((task for task in self.tasks if task.name == name), None)
+        """Return a task, or a sum, by its name; None if there is none."""
+        return next((task for task in self.shown if task.name == name), None)
 
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]

@@ -16,7 +16,6 @@ from redrb.watch.state.model import Finding, State
 from redrb.watch.state.reader import StateReader
 
 EVERY_S: Final = 1.0
-"""Seconds between two looks."""
 
 LOOK_S: Final = 1.5
 """Seconds after which a look fails, so that a Redis that stopped is noticed soon."""

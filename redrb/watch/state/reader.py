@@ -24,6 +24,7 @@ from redrb.registry import Registry, namespaces
 from redrb.stream.task.lookup import unknown_task
 from redrb.watch.state.model import ClaimState, ServerState, State, TableState, TaskState
 from redrb.watch.state.rates import RateWindow
+from redrb.watch.state.shards import shard_names, sums_of
 from redrb.watch.state.tables import read_tables
 from redrb.watch.state.tasks import read_tasks
 from redrb.watch.state.weights import read_weights
@@ -127,7 +128,8 @@ class StateReader:
             UnknownTask: One of the tasks to read does not exist.
         """
         with Deadline(at_most=timeout_s):
-            return self._window.rated(self._read())
+            state = self._window.rated(self._read())
+        return replace(state, sums=sums_of(state.tasks))
 
     def _read(self) -> State:
         began = time.monotonic()
@@ -148,7 +150,7 @@ class StateReader:
         if self._others is None and not (names or tables or weights):
             self._others = namespaces(self._client)  # once: it looks at all keys
         for name in self._tasks or ():
-            if name not in known:
+            if name.replace("@*", "@0") not in known:
                 raise unknown_task(self._client, self._namespace, name)
         return State(
             namespace=self._namespace,
@@ -165,7 +167,6 @@ class StateReader:
         )
 
     def _servers(self) -> tuple[tuple[ServerState, ...], float]:
-        """Return the servers, and the time of the first one."""
         found, now_s = [], 0.0
         for primary in self._client.primaries():
             pipeline = Pipeline()
@@ -181,20 +182,26 @@ class StateReader:
         return tuple(found), now_s
 
     def _names(self) -> tuple[list[str], int, list[str], list[str]]:
-        """Return names of tasks, how many there are, and names of tables and of weights."""
         registry = Registry(self._client, self._namespace)
         try:
             weights = list(islice(registry.names("weights"), self._most_names))
             if self._tasks is not None:
-                return list(self._tasks), len(self._tasks), self._perhaps_tables, weights
+                names = self._asked
+                return names, len(names), self._perhaps_tables, weights
             names = list(islice(registry.names("task"), self._most_names))
             tables = list(islice(registry.names("table"), self._most_names))
             total = registry.count("task") if len(names) == self._most_names else len(names)
         except StoreDenied:
             if self._tasks is None:
                 raise
-            return list(self._tasks), len(self._tasks), self._perhaps_tables, []
+            names = self._asked
+            return names, len(names), self._perhaps_tables, []
         return names, total, tables, weights
+
+    @property
+    def _asked(self) -> list[str]:
+        place = self._client, self._namespace
+        return [name for task in self._tasks or () for name in shard_names(*place, task)]
 
     @property
     def _perhaps_tables(self) -> list[str]:
@@ -202,7 +209,6 @@ class StateReader:
 
 
 def _with_claims(table: TableState, tasks: Sequence[TaskState]) -> TableState:
-    """Return a table with what waits and is leased of each task that claims its rows."""
     ledgers = {task.name: task.main.stats.ledger for task in tasks if task.main}
 
     def counted(claim: ClaimState) -> ClaimState:

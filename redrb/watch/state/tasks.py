@@ -53,7 +53,7 @@ def with_holdings(
     return tuple(worker if worker.alive else held(worker) for worker in workers)
 
 
-_FIELDS = (*STORED_NAMES, "incarnation")
+_FIELDS = (*STORED_NAMES, "incarnation", "shards")
 
 
 def read_tasks(
@@ -112,7 +112,6 @@ def _group(group: ObservedGroup, found: Observed) -> ConsumerGroupState:
 
 
 def _task(name: str, found: Observed, announced: Announced) -> TaskState | None:
-    """Return the state of a task; raises StoreError if its settings are damaged."""
     read = tuple(worker for each in announced.note(found) if (worker := worker_state(*each)))
     if not found.settings:
         return None
@@ -131,6 +130,7 @@ def _task(name: str, found: Observed, announced: Announced) -> TaskState | None:
         workers_total=found.workers_total - len(read) + len(workers),
         stored_bytes=round(stored.bytes_put / found.put * stored.stored) if found.put else 0,
         memory_bytes=found.memory_bytes,
+        shards=int(found.settings.get("shards", 0)),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from redrb.stream.worker import MOST_BYTES, Announcement
 from redrb.watch.state.calls import Observed
 from redrb.watch.state.model import Life, WorkerState
+from redrb.words import printable
 
 SILENT_PERIODS = 1.3
 """A worker is silent when its announcement is late by three tenths of a period."""
@@ -69,11 +70,6 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
 
 _TEXTS = ("label", "host", "program", "redrb", "weights_name", "fault")
 _MOST_NAME = 128
-
-
-def printable(text: str) -> str:
-    """Return a text with U+FFFD for each character that a terminal could take for a command."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def without_replaced(workers: Sequence[WorkerState]) -> list[WorkerState]:

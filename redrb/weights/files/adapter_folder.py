@@ -159,7 +159,6 @@ def save_adapter(
     Args:
         path: The folder; if it holds an adapter, its other files stay.
         tensors: From `lora_of` or a subscriber: `<layer>.lora_A`, `<layer>.lora_B`.
-        configs: Settings by layer.
         base_model: Name or path of the model that the adapter belongs to.
         task_type: PEFT's task type, such as "CAUSAL_LM"; `PeftModel.from_pretrained` accepts None.
 
@@ -274,7 +273,6 @@ def _settings(
 
 
 def _plain(number: float) -> float:
-    """Return a whole number as an int, since PEFT declares `lora_alpha` as int."""
     return int(number) if float(number).is_integer() else number
 
 
@@ -295,7 +293,6 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _others(target: Path) -> list[Path]:
-    """Return the files that a folder has beside its adapter."""
     if not target.exists():
         return []
     inside = list(target.iterdir()) if target.is_dir() else None

@@ -44,8 +44,6 @@ def save_safetensors(
     written without a copy in memory; all others, and further names of tied ones, are copied first.
 
     Args:
-        path: The file.
-        tensors: Tensors by name.
         metadata: Further texts for the file's header, such as `{"step": "12"}`; "format" is "pt".
 
     Raises:
@@ -135,7 +133,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _of_index(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a folder's shards, after checking the shards' paths."""
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict):
         raise DecodeError(f"{folder / INDEX} has no weight_map.")

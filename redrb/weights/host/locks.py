@@ -74,11 +74,7 @@ class FileLock:
 
 
 def acquire(path: Path, *, exclusive: bool) -> FileLock | None:
-    """Lock the file at `path` without waiting.
-
-    Returns:
-        None if there is no file, or another holder excludes this one.
-    """
+    """Lock a file without waiting; None if there is none, or another holder excludes this one."""
     with guard:
         try:
             descriptor = os.open(path, _FLAGS)
@@ -108,11 +104,7 @@ def acquire_fifo(path: Path) -> FileLock | None:
 
 
 def wait_released(path: Path, timeout: float) -> bool:
-    """Wait until the holder of the FIFO at `path` has removed or released it.
-
-    Returns:
-        Whether it did so in time.
-    """
+    """Return whether the holder of the FIFO at `path` removes or releases it in time."""
     try:
         with guard:
             watcher = _watcher(path)

@@ -122,7 +122,6 @@ def _check_target(target: Path, *, is_adapter: bool) -> None:
 
 
 def _checked_source(found: Path) -> Path:
-    """Return a path after checking that it is a safetensors file or a folder."""
     if not found.exists():
         raise ConfigError(f"{found} cannot be read: it does not exist.")
     if found.is_dir():

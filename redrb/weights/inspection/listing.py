@@ -105,13 +105,7 @@ def stored_bytes(name: str, entries: Iterable[tuple[bytes, Sequence[bytes]]]) ->
 
 @dataclass(frozen=True, slots=True)
 class RemovedWeights:
-    """Weights that were deleted.
-
-    Attributes:
-        name: Their name.
-        versions: The deleted versions.
-        stored_bytes: Their bytes in Redis, without manifests.
-    """
+    """Weights that were deleted; `stored_bytes` counts no manifests."""
 
     name: str
     versions: tuple[int, ...]
@@ -125,7 +119,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     stays, about two hundred bytes. The next publisher begins with version 1. Readers keep their
     weights, and a fetch that is under way fails.
 
-    Chunks that a fenced publisher sends after this, and messages between ranks, expire.
+    Chunks that a fenced publisher sends after this expire.
     """
     catalogue = Catalogue(client, name, namespace)
     keys, node = catalogue.keys, catalogue.client

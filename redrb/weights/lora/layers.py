@@ -26,7 +26,6 @@ class LoraLayer:
     Attributes:
         a: `lora_A`, `[r, in]`; the live one if the layer is a model's.
         b: `lora_B`, `[out, r]`, likewise.
-        config: Settings.
         merged: Whether the weight of a model's layer includes the product at present.
     """
 
@@ -92,7 +91,6 @@ def _read(name: str, layer: nn.Module) -> LoraLayer | None:
 
 
 def _active(name: str, layer: nn.Module) -> str | None:
-    """Return the active adapter of a PEFT layer, or None."""
     active: Any = getattr(layer, "active_adapters", None) or ["default"]
     embeddings: Any = getattr(layer, "lora_embedding_A", {})
     used = [name for name in active if name in layer.lora_A or name in embeddings]  # type: ignore[operator]

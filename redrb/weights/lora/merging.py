@@ -36,7 +36,6 @@ def merged(base: Tensor, a: Tensor, b: Tensor, config: LoraConfig) -> Tensor:
         base: The weight without LoRA, `[out, in]`, or `[in, out]` if `fan_in_fan_out`.
         a: `[r, in]`.
         b: `[out, r]`.
-        config: Settings of the layer.
     """
     compute = torch.float64 if base.dtype == torch.float64 else torch.float32
     with torch.no_grad(), torch.autocast(base.device.type, enabled=False):
@@ -50,8 +49,6 @@ class LayerUpdate:
     """The update of one layer: A and B are loaded, or merged into a weight.
 
     Attributes:
-        a: The new `lora_A`.
-        b: The new `lora_B`.
         into: The model's LoRA layer, or the name of the weight that A and B are merged into.
         config: Settings of the layer; None if A and B are loaded.
     """

@@ -1,1 +1,1 @@
-"""From a trainer to Redis: full versions, deltas, adapters, shards of ranks."""
+"""From a trainer to Redis: full versions, deltas, adapters."""

@@ -35,7 +35,6 @@ class Difference:
     """The encoded changes from the baseline to a state.
 
     Attributes:
-        base: Version of the baseline.
         before: Hash of its checksums.
         blocks: Encoded difference of each chunk, b"" for unchanged chunks.
         checksums: Checksum of each chunk of the state.
@@ -66,7 +65,6 @@ class Anchor(NamedTuple):
     """A version that is stored in full, whose chunks need not be sent again.
 
     Attributes:
-        manifest: Manifest of the version.
         heads: Checksum of each chunk's first bytes.
     """
 

@@ -19,7 +19,7 @@ from redrb.weights.wire.calls import Begun
 from redrb.weights.wire.chunks import BATCH, KeyUsedError, Outgoing, checksum_of, upload
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.lora_config import LoraConfig
-from redrb.weights.wire.manifest import Blob, ChunkSource, Delta, Manifest, pack_hashes
+from redrb.weights.wire.manifest import ChunkSource, Delta, Manifest, pack_hashes
 
 _UPLOADED_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000
@@ -34,12 +34,10 @@ class Upload:
     """Uploads one version under a token that no other attempt has.
 
     Attributes:
-        version: Number of the version.
         token: Number of the attempt, which is in the names of its keys.
         newest_state: The newest version that is not an adapter, 0 for none.
         is_first: Whether nothing is published yet, or any more.
         is_asked: Whether a reader has asked for a full version.
-        is_committed: Whether it was committed.
         nbytes: Size of the state.
     """
 
@@ -73,7 +71,6 @@ class Upload:
         """Store the difference, the whole state, or both; returns the manifest of the version.
 
         Args:
-            difference: Difference from the version before.
             whole: Whether to store the whole state, for readers without the version before.
             anchor: The last version that was stored in full: its chunks are not sent again.
             adapter: Settings of an adapter's layers, if the state is one.
@@ -86,9 +83,8 @@ class Upload:
         if difference is not None:
             sizes, known = tuple(map(len, difference.blocks)), difference.checksums
             hashes = pack_hashes(self._upload_difference(difference, sum(sizes)))
-            blob = Blob(self.token, 0, len(sizes), hashes)
             packed = struct.pack(f">{len(sizes)}I", *sizes)
-            delta = Delta(difference.base, difference.before, packed, (blob,))
+            delta = Delta(difference.base, difference.before, packed, self.token, hashes)
         checksums: tuple[int, ...] = known or ()
         sources: tuple[ChunkSource, ...] = ()
         heads: tuple[int, ...] = ()

@@ -50,8 +50,6 @@ class Step:
     Attributes:
         how: What to fetch: "full", the whole state; "delta", the delta to it; "lora", an adapter;
             "same", nothing, since the reader has the version.
-        manifest: The version's manifest.
-        described: The version as users see it.
     """
 
     how: How
@@ -60,17 +58,13 @@ class Step:
 
 
 class Catalogue:
-    """The published versions of one name.
-
-    Attributes:
-        used: The version in use, as far as it is known.
-    """
+    """The published versions of one name, and the one in use, as far as it is known."""
 
     def __init__(self, client: Client, name: str, namespace: str) -> None:
         self.keys = WeightKeys.of(namespace, name)
         self.client = client.at(self.keys.versions)
         self.everywhere = client
-        self.name = name
+        self.namespace, self.name = namespace, name
         self.used: WeightVersion | None = None
 
     def newer_than(self, version: int) -> WeightVersion | None:
@@ -105,7 +99,7 @@ class Catalogue:
 
     def _wait(self, version: int, *, larger: bool) -> WeightVersion:
         deadline = here()
-        missing = MissingWeights(self.everywhere, self.keys, self.name)
+        missing = MissingWeights(self.everywhere, self.namespace, self.name)
         look = self.newer_than if larger else self.other_than
         while True:
             last = deadline.over
@@ -223,12 +217,7 @@ class Catalogue:
 
 
 class Pin(Entered):
-    """Keeps the versions that one fetch needs from being deleted, until the end of its `with`.
-
-    Attributes:
-        catalogue: The versions.
-        version: The version that is fetched now; 0: not known.
-    """
+    """Keeps versions that a fetch needs from being deleted, until the end of its `with`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -249,7 +238,6 @@ class Pin(Entered):
         Args:
             have: Version of the state that the reader has, 0 for none.
             wanted: The version to reach; 0 for the newest, unless that is `used`.
-            used: Version that the reader uses.
         """
         catalogue = self.catalogue
         used_ms = round(catalogue.created_s(used) * 1000)

@@ -72,7 +72,6 @@ def _of_model(model: str, named: Mapping[str, T]) -> dict[str, T]:
 
 
 def _into_dict(selection: LoadTarget, adapter: Adapter) -> Callable[[], None]:
-    """Return a function that loads A and B into a dict of tensors."""
     targets = selection.targets
     for name, value in adapter.tensors.items():
         if name not in targets:  # whatever `strict` is: the dict would not hold this version
@@ -100,7 +99,6 @@ class TargetLoader:
     """Fetches versions, states and adapters, and loads them into one target at a time.
 
     Attributes:
-        catalogue: The versions.
         copy: The copy that versions are fetched into.
         lock: Held while tensors change.
         reading: Held while the copy changes, and while it is loaded.

@@ -40,10 +40,9 @@ def announced_wait(client: Client) -> Iterator[None]:
 class MissingWeights:
     """One wait for the first version of some weights, which is often one in the wrong namespace."""
 
-    def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
-        """Begin to wait for the weights `name`, whose keys are `keys`."""
+    def __init__(self, client: Client, namespace: str, name: str) -> None:
         self._client = client
-        self._keys = keys
+        self._namespace = namespace
         self._name = name
         self._began = time.monotonic()
         self._logged = False
@@ -54,23 +53,23 @@ class MissingWeights:
         if self._logged or waited_s < LOG_AFTER_S:
             return
         self._logged = True
-        where = self._client.where
         _log.warning(
             "waiting for weights %r in namespace %r at %s, for %.0f s now: %s",
             self._name,
-            _namespace(self._keys.versions.encode()),
-            where,
+            self._namespace,
+            self._client.where,
             waited_s,
             self._advice(),
         )
 
     def _advice(self) -> str:
-        own, pattern = self._keys.versions.encode(), WeightKeys.in_any_namespace(self._name)
+        pattern = WeightKeys.in_any_namespace(self._name)
         try:
             with Deadline(at_most=SEARCH_S):
                 keys = (key for each in self._client.primaries() for key in scan(each, pattern))
-                found = {key for key in keys if _NAMESPACE.fullmatch(key)}
-                listed = Registry(self._client, _namespace(own)).names("weights")
+                matches = filter(None, map(_NAMESPACE.fullmatch, keys))
+                found = {each[1].decode(errors="backslashreplace") for each in matches}
+                listed = Registry(self._client, self._namespace).names("weights")
                 near = list(islice(filter(is_name, listed), MOST_NAMESPACES))
         except StoreDenied:
             return (
@@ -79,7 +78,7 @@ class MissingWeights:
             )
         except (RedisError, StoreError) as error:
             return f"no trainer has announced them; other namespaces were not searched: {error}"
-        if own in found:
+        if self._namespace in found:
             return "they are published, and no trainer has announced them. Check that one runs"
         if not found:
             beside = f". This namespace has weights {', '.join(map(repr, near))}" if near else ""
@@ -87,12 +86,7 @@ class MissingWeights:
                 "nobody has published weights of this name in any namespace here. Check that the "
                 f"trainer runs, and that it has this URL and this name for its weights{beside}"
             )
-        names = sorted(map(_namespace, found))
+        names = sorted(found)
         more = f" and {len(names) - MOST_NAMESPACES} others" * (len(names) > MOST_NAMESPACES)
         shown = ", ".join(map(repr, names[:MOST_NAMESPACES])) + more
         return f"nobody has published them there. Namespaces with weights of this name: {shown}"
-
-
-def _namespace(key: bytes) -> str:
-    found = _NAMESPACE.fullmatch(key)
-    return "" if found is None else found[1].decode(errors="backslashreplace")

@@ -16,7 +16,7 @@ from redrb.weights.wire.chunks import BATCH, Incoming, checksum_of
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_at
+from redrb.weights.wire.manifest import Delta, Manifest, hash_at
 
 _WINDOW_BYTES = 64 << 20
 """Bytes of a delta that are in memory at a time."""
@@ -56,7 +56,6 @@ class Replica:
     """The needed chunks of one version's state.
 
     Attributes:
-        state: The bytes.
         needed: Chunks that are kept up to date, None for all.
         manifest: Manifest of its version; None while the state holds none, or a mixture.
         torn: Whether a write to the state was begun since its user has set this to False.
@@ -119,27 +118,25 @@ class Replica:
                     f"the delta to version {manifest.version} does not start from the loaded "
                     "version."
                 )
-            for blob in delta.blobs:
-                nbytes = sum(delta.sizes_in(blob))
-                for places in self._windows(delta, blob):
-                    changed = [place for place in places.values() if place]
-                    wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
-                    data = _fetched_part(pin, manifest, blob, nbytes, wanted)
-                    number = wanted.start // manifest.chunk_bytes
-                    key = pin.catalogue.keys.delta(blob.token, number, manifest.spread)
-                    self._apply(before, manifest, places, wanted, data, key)
+            for places in self._windows(delta):
+                changed = [place for place in places.values() if place]
+                wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
+                data = _fetched_part(pin, manifest, delta, wanted)
+                number = wanted.start // manifest.chunk_bytes
+                key = pin.catalogue.keys.delta(delta.token, number, manifest.spread)
+                self._apply(before, manifest, places, wanted, data, key)
             self.state.finish()
 
     def _change(self) -> None:
         self.manifest = None
         self.torn = True
 
-    def _windows(self, delta: Delta, blob: Blob) -> Iterator[dict[int, range]]:
-        """Yield the byte ranges of chunks in a blob, in groups of bounded size."""
+    def _windows(self, delta: Delta) -> Iterator[dict[int, range]]:
+        """Yield the byte ranges of chunks in a delta, in groups of bounded size."""
         places: dict[int, range] = {}
         first: int | None = None
         end = 0
-        for index, size in enumerate(delta.sizes_in(blob), blob.first):
+        for index, size in enumerate(delta.chunk_sizes):
             begin, end = end, end + size
             if self.needed is not None and index not in self.needed:
                 continue
@@ -191,17 +188,16 @@ class Replica:
             self.state.write(index, chunk)
 
 
-def _fetched_part(pin: Pin, manifest: Manifest, blob: Blob, nbytes: int, wanted: range) -> Bytes:
-    """Return the bytes `wanted` of a delta's blob, which has `nbytes`."""
+def _fetched_part(pin: Pin, manifest: Manifest, delta: Delta, wanted: range) -> Bytes:
     size, keys = manifest.chunk_bytes, pin.catalogue.keys
     pieces = range(wanted.start // size, -(-wanted.stop // size))
     begin = pieces.start * size
-    data = np.empty(min(pieces.stop * size, nbytes) - begin, np.uint8)
+    data = np.empty(min(pieces.stop * size, delta.nbytes) - begin, np.uint8)
     pin.fetch(
         Incoming(
-            keys.delta(blob.token, number, manifest.spread),
+            keys.delta(delta.token, number, manifest.spread),
             [data[number * size - begin : (number + 1) * size - begin]],
-            hash_at(blob.checksums, number),
+            hash_at(delta.checksums, number),
         )
         for number in pieces
     )

@@ -247,7 +247,6 @@ class BackgroundFetch(ABC):
             prepared.missed = True
 
     def _raise_error(self) -> None:
-        """Raise the error of the thread, if there is one; that of a closed client each time."""
         if self._error is None:
             return
         with self._changed:

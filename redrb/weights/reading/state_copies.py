@@ -33,7 +33,6 @@ class FetchedVersion:
     """A version that was fetched and checked.
 
     Attributes:
-        described: The version as users see it.
         state: Its state; None for an adapter whose base was never published.
         adapter: The adapter that belongs on top of the state, if the version is one.
         loaded: Called after it was loaded. It is given if the state is in the host's shared memory,
@@ -117,7 +116,6 @@ class PrivateCopy:
         return FetchedVersion(steps[-1].described, state, fetch_adapter(steps[-1], pin))
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
-        """Return a replica for a layout: the present one if it has the needed chunks."""
         old = self._replica
         if old is None or old.layout != layout:
             return Replica(StateBytes(layout), needed)

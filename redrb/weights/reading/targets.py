@@ -21,7 +21,6 @@ class LoadTarget:
     """The tensors that a reader loads weights into.
 
     Attributes:
-        targets: The tensors, by name.
         strict: Which names must be on both sides, see `Strict`.
         target: The model, models or dict that has them.
     """

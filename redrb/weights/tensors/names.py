@@ -88,7 +88,6 @@ def named_values(state: StateLike) -> Iterator[tuple[Any, Any]]:
 
 
 def _pairs(state: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs of a name and a value from any other iterable."""
     if isinstance(state, Tensor | str | bytes) or not isinstance(state, Iterable):
         raise EncodeError(f"cannot publish {describe_type(state)}: {_STATES}.")
     for pair in state:

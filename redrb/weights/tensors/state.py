@@ -104,7 +104,6 @@ class StateBytes:
     nobody writes to use no memory.
 
     Attributes:
-        layout: Places of all tensors.
         memory: The block for tensors that are not live, None if all are live.
     """
 
@@ -118,7 +117,6 @@ class StateBytes:
         """Combine live tensors and memory into a state, or raise WeightError.
 
         Args:
-            layout: Places of all tensors.
             live: Whole contiguous tensors by name; of tied tensors the first.
             memory: `layout.nbytes` bytes for tensors that are not live; default: new memory.
         """
@@ -258,7 +256,6 @@ class StateBytes:
 
 
 def _elements(span: Span, entry: TensorEntry) -> tuple[int, int]:
-    """Return the range of elements of its tensor that a span holds."""
     return span.in_tensor // entry.item_bytes, (span.in_tensor + span.nbytes) // entry.item_bytes
 
 

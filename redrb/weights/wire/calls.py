@@ -80,9 +80,6 @@ class TakeOver(Call[str], frozen=True):
     """Make a publisher the owner; returns the owner, as other calls are to name it.
 
     Publishers that were owners before can commit nothing more.
-
-    Attributes:
-        name: A random one.
     """
 
     script: ClassVar = "weights/take_over"
@@ -123,11 +120,7 @@ class Begin(Call[Begun], frozen=True):
 
 
 class Prepare(Call[Literal["ok", "fenced", "gone"]], frozen=True):
-    """Note the keys of an attempt; "gone": a newer one has begun.
-
-    Attributes:
-        uploaded: Ranges of its keys: `redrb/lua/include/weights.lua`.
-    """
+    """Note the ranges of keys of an attempt; "gone": a newer one has begun."""
 
     script: ClassVar = "weights/prepare"
     owner: str
@@ -154,7 +147,6 @@ class Committed(Kept, frozen=True, kw_only=True):
         outcome: "fenced": another publisher is the owner; "stale": `newest` is not below the
             version; "base": the delta or adapter starts from another version than the newest;
             "gone": a newer attempt has begun, or this one was dropped.
-        created_ms: Time of the commit.
         newest: The newest version.
     """
 
@@ -189,11 +181,7 @@ class Commit(Call[Committed], frozen=True, kw_only=True):
 
 
 class Trim(Call[Kept], frozen=True):
-    """Go on to delete versions that are no longer kept, if the publisher is the owner yet.
-
-    Attributes:
-        after: Of the page before.
-    """
+    """Go on to delete versions behind a page, if the publisher is the owner yet."""
 
     script: ClassVar = "weights/trim"
     owner: str
@@ -259,12 +247,7 @@ class FindSteps(Call[list[FoundStep]], frozen=True):
 
 
 class Ask(Call[bool], frozen=True):
-    """Ask the publisher for a full version; returns whether it is asked.
-
-    Attributes:
-        version: The version that a reader has found damaged.
-        key: What is damaged.
-    """
+    """Ask the publisher for a full version, as this one is damaged; returns whether it is asked."""
 
     script: ClassVar = "weights/ask"
     version: int
@@ -272,11 +255,7 @@ class Ask(Call[bool], frozen=True):
 
 
 class RenewPin(Call[bool], frozen=True):
-    """Renew a reader's pin; returns whether it had one.
-
-    Attributes:
-        ttl_ms: How long the pin lasts; 0: remove it.
-    """
+    """Renew a reader's pin for `ttl_ms`, or remove it with 0; returns whether it had one."""
 
     script: ClassVar = "weights/renew_pin"
     reader: str
@@ -296,11 +275,7 @@ class RemovedPage(Page, frozen=True, kw_only=True):
 
 
 class RemoveVersions(Call[RemovedPage], frozen=True):
-    """Delete a page of versions, and fence the publisher.
-
-    Attributes:
-        name: A new one, which no publisher has; the same for each page.
-    """
+    """Delete a page of versions, and fence the publisher by a new name, the same for each page."""
 
     script: ClassVar = "weights/remove"
     name: str

@@ -42,12 +42,7 @@ class KeyUsedError(WeightError):
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value of a key.
-
-    Attributes:
-        key: The key.
-        segments: Memory of its bytes.
-    """
+    """A value of a key."""
 
     key: str
     segments: Sequence[Bytes]
@@ -102,10 +97,8 @@ def upload(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None
     """Store values that expire unless they are made permanent.
 
     Args:
-        client: The server or cluster.
         values: The values. The segments of `BATCH` values at a time must not change. On one server
             each value is taken from the iterable just before it is sent.
-        expire_s: Seconds after which the values expire.
 
     Raises:
         KeyUsedError: A key existed when its value was sent for the first time.

@@ -93,7 +93,6 @@ class _RunChanges:
 
 
 def _join(planes: Sequence[Bytes], dtype: np.dtype[Any]) -> Items:
-    """Return the differences from their planes; the inverse of `_split`."""
     joined: Items = planes[-1].astype(dtype)
     for plane in planes[-2::-1]:
         joined <<= 8
@@ -132,7 +131,6 @@ def _parse(
 
 
 def _cut(stream: Bytes, sizes: Iterable[int]) -> Iterator[Bytes]:
-    """Yield the parts of a stream, of these sizes."""
     return (stream[start:end] for start, end in pairwise(accumulate(sizes, initial=0)))
 
 

@@ -82,7 +82,6 @@ def _encode_run(old: Items, new: Items, gaps: list[Bytes], planes: list[list[Byt
 
 
 def _find(old: Items, new: Items) -> tuple[Places, Items]:
-    """Return places and differences of the changed items."""
     places: list[Places] = [np.empty(0, np.intp)]
     differences: list[Items] = [np.empty(0, old.dtype)]
     for at in range(0, old.size, _SEARCHED // old.itemsize):

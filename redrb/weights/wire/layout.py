@@ -56,9 +56,7 @@ class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One tensor of a version, and the place of its bytes.
 
     Attributes:
-        name: Name in the state dict.
         dtype: A key of `ITEM_BYTES`.
-        shape: Its shape.
         offset: Offset of its first byte in the state, a multiple of `ALIGNMENT`.
         alias: The earlier tensor that it is tied to, or None. Tied tensors are stored once.
     """
@@ -97,7 +95,6 @@ class Span:
         width: Bytes of one number.
         in_tensor: Offset of the first byte in the tensor.
         in_chunk: Offset of the first byte in the chunk.
-        nbytes: Number of bytes.
     """
 
     owner: int

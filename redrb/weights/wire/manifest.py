@@ -3,7 +3,7 @@
 The state of a version is the concatenation of all its tensors' bytes (little-endian, row-major),
 each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpack map:
 
-    format        2
+    format        3
     kind          "full": the state itself, and perhaps a delta to it; "delta": a delta alone;
                   "lora": the state is an adapter's, for weights that the reader has
     version       int, the number in the id of its stream entry
@@ -19,9 +19,9 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
     sources       list of [token, first, count]: chunks first .. first + count - 1 are in the keys
                   chunk:<token>:<index>; some may be those of an earlier version
     delta         map: base, the version before; before, xxh3_64 of its checksums; sizes, bytes of
-                  each chunk's encoded difference, 4 bytes big-endian each; blobs, list of
-                  [token, first, count, checksums]: the differences of chunks first .. first +
-                  count - 1 joined, cut into pieces of chunk_bytes in the keys delta:<token>:<n>
+                  each chunk's encoded difference, 4 bytes big-endian each; token: all differences
+                  joined, cut into pieces of chunk_bytes, are in the keys delta:<token>:<n>;
+                  checksums, of these pieces
     spread        int, number of slots of a cluster that the keys are spread over, else 0
     lora          map: layer -> its settings: list of r, lora_alpha, lora_dropout, fan_in_fan_out,
                   use_rslora
@@ -48,7 +48,7 @@ from redrb.weights.wire.layout import ALIGNMENT, ITEM_BYTES, Layout, TensorEntry
 from redrb.weights.wire.lora_config import LoraConfig
 
 Kind = Literal["full", "delta", "lora"]
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_CHUNK_BYTES: Final = 64 << 20
 MAX_CHUNKS: Final = 1 << 20
@@ -65,7 +65,6 @@ class WeightVersion:
     """A published version.
 
     Attributes:
-        name: Name of the weights.
         version: Its number, >= 1; each is larger than the one before.
         kind: "full": all tensors; "delta": the changes since the version before; "lora": an
             adapter.
@@ -98,12 +97,6 @@ class ChunkSource(
     count: Index
 
 
-class Blob(ChunkSource, frozen=True):
-    """Encoded differences of consecutive chunks, joined; checksums of their pieces in Redis."""
-
-    checksums: bytes
-
-
 class Delta(msgspec.Struct, frozen=True):
     """The changes from the version before.
 
@@ -111,22 +104,25 @@ class Delta(msgspec.Struct, frozen=True):
         base: The version before.
         before: Hash of that version's checksums.
         sizes: Bytes of each chunk's encoded difference, 0 for unchanged chunks: 4 bytes big-endian.
-        blobs: Keys of the differences.
+        token: The attempt whose keys hold the differences, joined and cut into pieces.
+        checksums: Of the pieces, packed as `pack_hashes` does.
     """
 
     base: Positive
     before: Hash
     sizes: bytes
-    blobs: Annotated[tuple[Blob, ...], Meta(max_length=MAX_CHUNKS)]
+    token: Positive
+    checksums: bytes
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Bytes of each chunk's difference."""
+        return struct.unpack(f">{len(self.sizes) // 4}I", self.sizes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all differences."""
-        return sum(struct.unpack(f">{len(self.sizes) // 4}I", self.sizes))
-
-    def sizes_in(self, blob: Blob) -> tuple[int, ...]:
-        """Return the bytes of each chunk's difference in a blob."""
-        return struct.unpack_from(f">{blob.count}I", self.sizes, 4 * blob.first)
+        return sum(self.chunk_sizes)
 
 
 class Manifest(
@@ -237,16 +233,14 @@ def _check(manifest: Manifest) -> None:
     if max(manifest.base, delta.base if delta is not None else 0) >= manifest.version:
         raise ValueError(f"version {manifest.version} is based on itself or on a later version")
     _check_hashes("checksums", manifest.checksums, chunks)
-    _check_runs("sources", manifest.sources, 0 if kind == "delta" else chunks)
+    _check_sources(manifest.sources, 0 if kind == "delta" else chunks)
     if delta is not None:
         if len(delta.sizes) != 4 * chunks:
             raise ValueError(f"sizes are not 4 bytes for each of {chunks} chunks")
         if delta.nbytes > manifest.nbytes:
             raise ValueError(f"a delta of {delta.nbytes} bytes to a state of {manifest.nbytes}")
-        _check_runs("blobs", delta.blobs, chunks)
-        for blob in delta.blobs:
-            pieces = -(-sum(delta.sizes_in(blob)) // manifest.chunk_bytes)
-            _check_hashes("checksums of a blob", blob.checksums, pieces)
+        pieces = -(-delta.nbytes // manifest.chunk_bytes)
+        _check_hashes("checksums of the delta", delta.checksums, pieces)
     if layout is not None:
         _check_tensors(layout)
         _check_places(layout)
@@ -267,15 +261,14 @@ def _check_hashes(name: str, hashes: bytes, count: int) -> None:
         raise ValueError(f"{name} are not {count} times 8 bytes")
 
 
-def _check_runs(name: str, runs: Sequence[ChunkSource], chunks: int) -> None:
-    """Check that runs list each chunk once."""
+def _check_sources(runs: Sequence[ChunkSource], chunks: int) -> None:
     listed = 0
     for run in runs:
         if run.first != listed:
-            raise ValueError(f"{name} leave chunks out, or list some twice")
+            raise ValueError("sources leave chunks out, or list some twice")
         listed += run.count
     if listed != chunks:
-        raise ValueError(f"{name} have {listed} of {chunks} chunks")
+        raise ValueError(f"sources have {listed} of {chunks} chunks")
 
 
 def _check_tensors(layout: Layout) -> None:

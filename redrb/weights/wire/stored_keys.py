@@ -42,8 +42,8 @@ def ranges(runs: Iterable[ChunkSource], kind: str = "") -> str:
 
 def pieces_of(manifest: Manifest) -> list[ChunkSource]:
     """Return the runs of a delta's keys."""
-    blobs = manifest.delta.blobs if manifest.delta is not None else ()
-    return [ChunkSource(blob.token, 0, len(blob.checksums) // 8) for blob in blobs]
+    delta = manifest.delta
+    return [] if delta is None else [ChunkSource(delta.token, 0, len(delta.checksums) // 8)]
 
 
 def uploaded_ranges(manifest: Manifest, token: int) -> str:
@@ -81,7 +81,6 @@ def delete(client: Client, names: Iterable[str]) -> None:
 
 
 def _listed(keys: WeightKeys, listed: bytes, spread: int) -> Iterator[str]:
-    """Yield the keys of a range of the trash."""
     found = _RANGE.fullmatch(listed)
     if found is not None:
         token, first, count = map(int, found.groups()[1:])
@@ -91,7 +90,6 @@ def _listed(keys: WeightKeys, listed: bytes, spread: int) -> Iterator[str]:
 
 
 def _keys_of(keys: WeightKeys, manifest: Manifest) -> Iterator[tuple[int, str]]:
-    """Yield the token and name of each key of a version."""
     for kind, runs in ((keys.chunk, manifest.sources), (keys.delta, pieces_of(manifest))):
         for run in runs:
             for number in range(run.first, run.first + run.count):

@@ -74,13 +74,11 @@ def show(tokens: Tensor) -> str:
 
 
 def _answer(prompt: Tensor) -> list[int]:
-    """Return the right completion's tokens."""
     return [*sorted(token for token in prompt.tolist() if token >= FIRST_DIGIT), EOS]
 
 
 @lru_cache(maxsize=1)
 def _held_out_digits() -> frozenset[tuple[int, ...]]:
-    """Return the digits of every held-out prompt; the same in every process."""
     generator = torch.Generator().manual_seed(HELD_OUT_SEED)
     found: set[tuple[int, ...]] = set()
     while len(found) < HELD_OUT_COUNT:
@@ -89,6 +87,5 @@ def _held_out_digits() -> frozenset[tuple[int, ...]]:
 
 
 def _random_digits(generator: torch.Generator) -> tuple[int, ...]:
-    """Draw one list of different digits."""
     count = int(torch.randint(MIN_DIGITS, MAX_DIGITS + 1, (), generator=generator))
     return tuple(torch.randperm(10, generator=generator)[:count].tolist())

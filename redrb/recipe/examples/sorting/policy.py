@@ -162,7 +162,6 @@ def _before(hidden: Tensor, actions: int | None) -> Tensor:
 
 
 STEPS = 42
-"""Optimizer steps of the supervised start."""
 
 _BATCH, _LEARNING_RATE, _RAMP_STEPS = 64, 5e-3, 10
 """Prompts a step; Adam's highest rate; steps until it is reached: from then on it falls to 0."""

@@ -75,7 +75,6 @@ class Vision(GRPORecipe):
         return " ".join(WORDS[token] for token in tokens.tolist() if token != self.eos_token_id)
 
     def _drawn(self, seed: int) -> Iterator[Prompt]:
-        """Yield questions with images and answers."""
         from redrb.recipe.examples.vision.model import draw
 
         numbers = random.Random(seed)  # noqa: S311

@@ -29,7 +29,6 @@ def draw(channel: int, side: int, numbers: random.Random, *, noise: int) -> Tens
 
 
 LONGEST = 8
-"""Most tokens of a sequence."""
 
 PATCHES = 4
 """Vectors of an image in the sequence."""

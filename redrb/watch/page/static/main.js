@@ -27,9 +27,13 @@ function wantedTask() {
   }
 }
 
+// Whether it is the sum of the shards of one stream, which has no groups itself.
+const isSum = (task) => task.name.endsWith("@*");
+
 function chosenTask(tasks) {
   const wanted = wantedTask();
-  return tasks.find((task) => (wanted ? task.name === wanted : task.readable)) || null;
+  const first = tasks.find(isSum) || tasks.find((task) => task.readable);
+  return (wanted ? tasks.find((task) => task.name === wanted) : first) || null;
 }
 
 function taskProblem(task) {
@@ -102,6 +106,8 @@ function renderTask(task, state) {
   show("groups", task.groups, () => panels.consumerGroups(task.groups));
   show("workers", task.workers, () => panels.workers(task));
   show("settings", task.settings, () => panels.settings(task.settings));
+  for (const part of ["rollouts", "letters"]) document.getElementById(part).hidden = isSum(task);
+  if (isSum(task)) return;
   rollouts(task);
   letters(task);
 }

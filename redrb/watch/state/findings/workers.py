@@ -80,7 +80,6 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
 
 
 def _start_command(state: State, task: TaskState, worker: WorkerState) -> str:
-    """Return the command that starts a worker again; ps where its program is not known."""
     if of_redrb(worker):
         return worker_command(state, task, worker.role)
     return own_command(worker) or f"ps -o pid,stat,etime,args -p {worker.pid}"

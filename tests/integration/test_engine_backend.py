@@ -1,0 +1,369 @@
+"""Makers drive servers that load published weights from Redis by themselves.
+
+The server imitates vLLM over HTTP (`tests/weight_backend.py`); `tests/real_engines/test_backend.py`
+does the same with vLLM itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import Client, WeightPublisher, WeightSubscriber
+from redrb.errors import ConfigError, EngineError, WeightError
+from redrb.train.engines import EngineWeights, Generation, VLLMEngine
+from redrb.train.engines.engine import WeightsKeptError, WeightsMixedError
+from tests.engine_server import EngineServer, log_probs_of, tiny_model
+from tests.weight_backend import BackendServer
+
+PROMPT = [1, 2, 3]
+NAME = "trainer_0"
+MODELS = {seed: tiny_model(seed) for seed in range(1, 6)}  # made while nothing else draws numbers
+PREFIX = "redrb:{{{}:weights:trainer_0}}"
+
+
+@pytest.fixture
+def server(server_urls: Any) -> Iterator[BackendServer]:
+    with BackendServer(server_urls("valkey-9.1")) as server:
+        yield server
+        assert not server.unpaused
+
+
+@pytest.fixture
+def client(server: BackendServer) -> Iterator[Client]:
+    with redrb.connect(server.redis_url, retry_s=10) as client:
+        yield client
+
+
+class Policies:
+    """Published policies: that of version N has the seed N."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.publisher = WeightPublisher(client, NAME, namespace=namespace)
+        self._newest = WeightSubscriber(client, NAME, namespace=namespace).latest
+
+    def publish(self, model: str = "actor") -> int:
+        newest = self._newest()
+        version = 1 if newest is None else newest.version + 1
+        state = MODELS[version].state_dict()
+        named = {f"{model}.{name}": each for name, each in state.items()}
+        return self.publisher.publish(named, version=version).version
+
+
+@pytest.fixture
+def policies(client: Client, namespace: str) -> Policies:
+    return Policies(client, namespace)
+
+
+def check(done: Generation) -> set[int]:
+    """Compare each token with the version that it names; returns these versions."""
+    versions, found = torch.tensor(done.versions), torch.tensor(done.log_probs)
+    for version in set(done.versions):
+        expected = log_probs_of(MODELS[version], [*PROMPT, *done.tokens], len(PROMPT), 1.0)
+        torch.testing.assert_close(found[versions == version], expected[versions == version])
+    return set(done.versions)
+
+
+class Job:
+    """One engine of a server, and the weights that it is given."""
+
+    def __init__(
+        self, server: EngineServer, client: Client, namespace: str, **options: Any
+    ) -> None:
+        self.engine = VLLMEngine(server.url, model="tiny", retry_s=20, **options)
+        self.weights = EngineWeights(client, NAME, self.engine, namespace=namespace)
+
+    async def sample(self, count: int = 6) -> Generation:
+        return await self.engine.generate(PROMPT, max_new_tokens=count)
+
+
+def test_nothing_is_shared_with_the_server_but_redis(server, client, policies, namespace):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            for _ in range(3):
+                version = policies.publish()
+                assert await job.weights.update(timeout=5) == version
+                assert check(await job.sample()) == {version}
+            with pytest.raises(WeightError):
+                await job.weights.update(timeout=0)
+
+    asyncio.run(run())
+    assert server.loaded == [1, 2, 3]
+    assert not server.paused
+
+
+@pytest.mark.parametrize("pause", ["keep", "wait", "abort"])
+def test_each_token_knows_its_weights_while_they_change(server, client, policies, namespace, pause):
+    server.step_s = 0.01
+
+    async def run() -> list[Generation]:
+        job = Job(server, client, namespace, pause=pause)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            sampling = [asyncio.create_task(job.sample(60)) for _ in range(8)]
+            for _ in range(3):
+                await asyncio.sleep(0.1)
+                version = await asyncio.to_thread(policies.publish)
+                assert await job.weights.update(timeout=5) == version
+            return await asyncio.gather(*sampling)
+
+    found = asyncio.run(run())
+    assert server.mode == pause
+    assert [len(done.tokens) for done in found] == [60] * 8
+    seen = [check(done) for done in found]
+    if pause == "wait":
+        assert all(len(each) == 1 for each in seen)
+    else:
+        assert any(len(each) > 1 for each in seen)
+    if pause == "keep":  # none was sent twice
+        assert server.requests["/inference/v1/generate"] == 8
+
+
+def test_many_makers_drive_one_server_and_each_version_is_loaded_once(
+    server, client, policies, namespace
+):
+    async def run() -> None:
+        jobs = [Job(server, client, namespace) for _ in range(4)]
+        for _ in range(3):
+            version = policies.publish()
+            updates = (job.weights.update(timeout=5) for job in jobs)
+            assert set(await asyncio.gather(*updates)) == {version}
+        version = policies.publish()
+        await jobs[0].weights.update(timeout=5)
+        for job in jobs[1:]:  # which have not looked since
+            done = await job.sample()
+            assert check(done) == {version} == {job.engine.version}
+        for job in jobs:
+            await job.engine.close()
+
+    asyncio.run(run())
+    # those that begin at the same moment may load the same once more
+    assert set(server.loaded) == {1, 2, 3, 4}
+    assert sorted(server.loaded) == server.loaded
+    assert not server.paused
+    server.unpaused = 0  # as others may resume it before the last of them has loaded
+
+
+def test_a_maker_that_is_late_does_not_take_the_server_back(server, client, policies, namespace):
+    async def run() -> None:
+        early, late = Job(server, client, namespace), Job(server, client, namespace)
+        policies.publish()
+        await late.weights.update(timeout=5)
+        found = late.weights._catalogue.newer_than(0)
+        policies.publish()
+        await early.weights.update(timeout=5)
+        late.weights._given, late.weights._newest = None, lambda _: asyncio.sleep(0, found)
+        await late.weights.update(timeout=5)
+        assert check(await late.sample()) == {2}
+        for job in (early, late):
+            await job.engine.close()
+
+    asyncio.run(run())
+    assert server.loaded == [1, 2]
+
+
+def test_a_server_that_was_started_again_gets_the_newest_weights(
+    server, client, policies, namespace
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            server.restart()
+            following = asyncio.create_task(job.weights.follow())
+            assert check(await job.sample()) == {1}
+            following.cancel()
+
+    asyncio.run(run())
+    assert server.loaded == [1, 1]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_an_update_that_somebody_began_and_never_ended_keeps_nobody(
+    server, client, policies, namespace, paused
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            if paused:
+                await job.engine._pause(abort=False)
+            await job.engine._name("loading version-1-1-0123456789abcdef")
+            await job.engine._asked("/start_weight_update", {})
+            policies.publish()
+            assert await job.weights.update(timeout=5) == 1
+            assert check(await job.sample()) == {1}
+
+    asyncio.run(run())
+
+
+def test_what_does_not_fit_changes_nothing_and_the_next_version_is_loaded(
+    server, client, policies, namespace, caplog
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            label = server.label
+            policies.publish(model="critic")
+            with pytest.raises(WeightsKeptError, match=r"redrb ConfigError.*give model="):
+                await job.weights.update(timeout=5)
+            assert (server.label, server.paused, job.engine.version) == (label, False, 1)
+            assert check(await job.sample()) == {1}
+            following = asyncio.create_task(job.weights.follow())
+            await asyncio.sleep(2.5)
+            asked = server.requests["/update_weights"]
+            assert asked == 2  # it is not asked for again
+            policies.publish()
+            await job.weights.reach(3)
+            assert check(await job.sample()) == {3}
+            following.cancel()
+
+    with caplog.at_level(logging.WARNING, "redrb"):
+        asyncio.run(run())
+
+
+def test_damage_is_logged_and_the_next_version_is_loaded(
+    server, client, policies, namespace, caplog
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            policies.publish()
+            client.execute("DEL", f"{PREFIX.format(namespace)}:delta:2:0")
+            client.execute("DEL", f"{PREFIX.format(namespace)}:chunk:2:0")
+            later = threading.Timer(2.0, policies.publish)
+            later.start()
+            assert await job.weights.update(timeout=20) == 3
+            later.join()
+            assert check(await job.sample()) == {3}
+
+    with caplog.at_level(logging.WARNING, "redrb"):
+        asyncio.run(run())
+    assert "redrb Weight" in caplog.text
+    assert server.loaded == [1, 3]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_nobody_is_answered_by_a_mixture(server, client, policies, namespace, ends):
+    """A load that broke off leaves the server paused, also when the maker ends."""
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        policies.publish()
+        await job.weights.update(timeout=5)
+        policies.publish()
+        server.break_at = 3
+        with pytest.raises(WeightsMixedError, match="mixture"):
+            await job.weights.update(timeout=5)
+        assert server.label.startswith("loading ")
+        assert (server.paused, job.engine.version) == (True, None)
+        if ends:
+            await job.engine.abort()
+            await job.engine.close()
+            assert server.paused
+            job = Job(server, client, namespace)
+        assert await job.weights.update(timeout=5) == 2
+        assert not server.paused
+        assert check(await job.sample()) == {2}
+        await job.engine.close()
+
+    asyncio.run(run())
+
+
+def test_an_adapter_is_merged_into_its_base(server, client, policies, namespace):
+    layer = "model.layers.0.self_attn.q_proj"
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            for version in (2, 3):
+                a, b = torch.randn(2, 8), torch.randn(8, 2)
+                adapter = {f"actor.{layer}.lora_A": a, f"actor.{layer}.lora_B": b}
+                settings = {f"actor.{layer}": redrb.weights.LoraConfig(r=2, lora_alpha=4.0)}
+                policies.publisher.publish_lora((adapter, settings), version=version)
+                assert await job.weights.update(timeout=5) == version
+                expected = MODELS[1].state_dict()[f"{layer}.weight"] + b @ a * 2
+                found = server.model.state_dict()[f"{layer}.weight"]
+                torch.testing.assert_close(found, expected)
+
+    asyncio.run(run())
+
+
+def test_a_server_without_the_backend_needs_a_folder(client, policies, namespace):
+    policies.publish()
+
+    async def run(server: EngineServer) -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            with pytest.raises(ConfigError, match=r"weight-transfer-config.*folder="):
+                await job.weights.update(timeout=5)
+
+    with EngineServer() as server:
+        asyncio.run(run(server))
+
+
+def test_a_server_that_cannot_reach_the_weights_says_why(server, client, policies, namespace):
+    policies.publish()
+    server.redis_url = "redis://127.0.0.1:1"
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            with pytest.raises(EngineError, match="redrb StoreUnavailable"):
+                await job.weights.update(timeout=5)
+
+    asyncio.run(run())
+    assert not server.paused
+
+
+def test_the_url_is_sent_only_to_a_server_that_has_none(server, client, policies, namespace):
+    async def run() -> dict[str, Any]:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            assert await job.weights.update(timeout=5) == version
+            return dict(server._info)
+
+    version = policies.publish()
+    assert "url" not in asyncio.run(run())
+    server.redis_url = ""
+    version = policies.publish()
+    assert asyncio.run(run())["url"] == client.url
+
+
+def test_the_example_of_the_documents_runs_as_printed(server, client, policies, namespace):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "inference-server.md").read_text()
+    [(imports, example)] = re.findall(r"```python\n(.*?)\n\nclient.*?(async def.*?)```", page, re.S)
+    example = example.replace("http://localhost:8000", server.url)
+    example = example.replace("engine)\n", f"engine, namespace={namespace!r})\n", 1)
+    policies.publish()
+    prompts = [{"input_ids": PROMPT}] * 2
+    with redrb.ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.join_group()
+        names = {"client": client, "stream": stream, "prompts": prompts}
+        exec(f"{imports}\n{example}", names)
+        with stream.take(2, timeout=5) as lease:
+            for group in lease.groups():
+                assert [len(item.action_mask) for item in group] == [8] * 8
+                assert all(item.policy_version == 1 for item in group)
+
+
+def test_a_pause_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="'keep', 'wait', 'abort'"):
+        VLLMEngine("http://here", model="tiny", pause="stop")
