@@ -379,6 +379,7 @@ def real_trainer(owner: Client, namespace: str) -> Trainer:
     return Trainer(owner, namespace)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_logs_each_update_and_ends_at_a_signal_without_a_pause(
     real_url, start, real_trainer, namespace, number
@@ -399,6 +400,7 @@ def test_the_command_logs_each_update_and_ends_at_a_signal_without_a_pause(
         assert servers[0].mode == "abort"
 
 
+@pytest.mark.long
 def test_a_command_that_was_killed_during_an_update_is_started_again(
     real_url, start, real_trainer, namespace
 ):
@@ -466,6 +468,7 @@ def test_a_fleet_ends_whenever_it_is_cancelled(start, trainer, client, namespace
         assert not server.paused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", [True, False])
 def test_the_key_of_the_servers_is_read_from_a_variable(
     run, monkeypatch, start, real_url, real_trainer, right
