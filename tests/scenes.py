@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from redrb import ExperienceStream, make_experience_batch
 from redrb.connection import Client
 from redrb.experience import Experience, Status
 from redrb.lua.calls import Call
-from redrb.lua.scripts import assemble, load, run_once
+from redrb.lua.scripts import Script, assemble, load
 from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.audit import audit
 from tests.samples import numbered
@@ -33,6 +33,13 @@ _SET = """
 redis.call('HSET', task, ARGV[1], ARGV[2])
 pack_rules()
 """
+
+
+def run_script(
+    client: Client, script: Script, keys: Sequence[Any], arguments: Sequence[Any]
+) -> Any:
+    """Run a script that is no `Call`."""
+    return client.execute("EVAL", script.text, len(keys), *keys, *arguments)
 
 
 @dataclass
@@ -64,23 +71,19 @@ class Scene:
         """Put groups; the size of the scene if `count` is None."""
         return self.stream.put(groups_of(self.size if count is None else count), **options)
 
-    def run(self, script: Call[R] | str, *arguments: Any) -> Any:
-        """Run a script once; of a call, `arguments` go beside its record, and its reply is read."""
-        store = self.stream._task.store
-        if isinstance(script, Call):
-            return store.call(script, *arguments)
-        return run_once(self.client, load(script), [store.keys.stream], arguments)
+    def run(self, call: Call[R], *beside: bytes) -> R:
+        """Run the script of a call once, and return its reply."""
+        return self.stream._task.store.call(call, *beside)
 
     def set(self, name: str, value: int) -> None:
         """Change a setting that cannot be changed otherwise."""
         keys: list[Any] = [self.stream._task.store.keys.stream]
-        run_once(self.client, assemble("test", _SET), keys, [name, value])
+        run_script(self.client, assemble("test", _SET), keys, [name, value])
 
-    def cost(self, script: Call[R] | str, *arguments: Any, name: str = "") -> Any:
-        """Run a script once and note how many commands that took."""
-        replies: list[Any] = []
-        name = name or (script if isinstance(script, str) else script.script)
-        self.note(name, lambda: replies.append(self.run(script, *arguments)))
+    def cost(self, call: Call[R], *beside: bytes, name: str = "") -> R:
+        """Run the script of a call once and note how many commands that took."""
+        replies: list[R] = []
+        self.note(name or call.script, lambda: replies.append(self.run(call, *beside)))
         return replies[0]
 
     def note(self, name: str, call: Callable[[], object]) -> None:

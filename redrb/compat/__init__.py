@@ -1,6 +1,7 @@
 """Interfaces of other libraries.
 
 On streams: ColossalAI's `coati`, `xtuner`, `trl`, `torchrl`, `slime` and `miles`. On tables:
-TransferQueue's, which verl uses, and NeMo RL's data plane. On weights: `vllm`. `redrb.compat.trl` and
-`redrb.compat.torchrl` need their libraries, which the extras of the same names install.
+TransferQueue's, which verl uses, and NeMo RL's data plane. On weights: `vllm`.
+`redrb.compat.trl` and `redrb.compat.torchrl` need their libraries, which the extras of the same
+names install.
 """

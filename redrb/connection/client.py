@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from redrb.connection.deadline import EXIT_S, GRACE_S, Deadline, here
-from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
-from redrb.connection.lending import Lender, refuse_closed
+from redrb.connection.failures import (
+    is_moving,
+    is_transient,
+    may_have_landed,
+    name_scripts,
+    translate,
+)
+from redrb.connection.lending import Lender, limited, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
-from redrb.connection.sockets import limited
 from redrb.connection.transport import SURE_BYTES, Argument, Pipeline, Reply, read_replies
 from redrb.errors import ConfigError, EncodeError, StoreError, StoreUnavailable
+from redrb.forks import mark
 from redrb.scopes import Entered
 from redrb.unpacking import Reading
 
@@ -286,35 +293,6 @@ class Client(Entered):
             outage.over(who=self)
 
 
-_SCANNED = 1000
-"""Keys, or fields of a hash, that one request looks at."""
-
-
-def scan(client: Client, pattern: str, *, until: Deadline | None = None) -> Iterator[bytes]:
-    """Yield the keys of one server that match a pattern, until a deadline; a key may come twice."""
-    cursor = b""
-    while cursor != b"0" and (until is None or not until.over):
-        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
-        yield from found
-
-
-def scan_hash(client: Client, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the fields of a hash with their values, in pages; a field may come twice."""
-    cursor = b""
-    while cursor != b"0":
-        cursor, flat = client.execute("HSCAN", key, cursor or b"0", "COUNT", _SCANNED)
-        yield list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def check_client(client: object) -> None:
-    """Raise ConfigError for another object; it names the type only: a URL may have a password."""
-    if not isinstance(client, Client):
-        raise ConfigError(
-            f"the client is a {type(client).__name__}: pass the client that redrb.connect(url) "
-            "returns."
-        )
-
-
 class Sent:
     """A pipeline that was sent: it holds its connection until the replies are read or dropped."""
 
@@ -348,3 +326,95 @@ class Sent:
 
 class _Dropped(Exception):
     """Ends the use of a connection, which is then closed: replies on it were not read."""
+
+
+@dataclass(eq=False, repr=False)
+class Request(Generic[T]):
+    """A pipeline that is safe to repeat, and the function that reads its replies.
+
+    The function raises redis-py's exceptions.
+    """
+
+    _client: Client
+    pipeline: Pipeline
+    _read: Callable[[list[Reply]], T]
+    attempts: int = 0
+    _sent: Sent | None = None
+    _broke: RedisError | None = None
+    _sender: object = None
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds for which the client repeats a request while Redis is away."""
+        return self._client.retry_s
+
+    def begin(self) -> None:
+        """Send it now, once; if the connection breaks, `result` sends it again."""
+        self.attempts += 1
+        self._sender = mark()
+        self.pipeline.freeze()
+        try:
+            self._sent = self._client.begin(self.pipeline)
+        except RedisError as error:
+            self._broke = error
+
+    def result(self) -> T:
+        """Return its result; sends it if it was not sent yet, or if the connection broke.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+            StoreError: Redis answered with an error.
+        """
+        return self._client.retrying(self._attempt)
+
+    def drop(self) -> None:
+        """Give up the reply: the server may have done the request or not."""
+        sent, self._sent = self._sent, None
+        if sent is not None and self._sender is mark():
+            sent.drop()
+
+    def _attempt(self) -> T:
+        sent, self._sent = self._sent, None
+        broke, self._broke = self._broke, None
+        if broke is not None:
+            raise broke
+        try:
+            if sent is not None and self._sender is mark():
+                replies = self.pipeline.named(sent.replies())
+            else:
+                self.attempts += 1
+                replies = self._client.exchange(self.pipeline)
+            with Reading("a reply of the server"):
+                return self._read(replies)
+        except ResponseError as error:
+            name_scripts(error, self.pipeline.scripts)
+            raise
+
+
+_SCANNED = 1000
+"""Keys, or fields of a hash, that one request looks at."""
+
+
+def scan(client: Client, pattern: str, *, until: Deadline | None = None) -> Iterator[bytes]:
+    """Yield the keys of one server that match a pattern, until a deadline; a key may come twice."""
+    cursor = b""
+    while cursor != b"0" and (until is None or not until.over):
+        cursor, found = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
+        yield from found
+
+
+def scan_hash(client: Client, key: str) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield the fields of a hash with their values, in pages; a field may come twice."""
+    cursor = b""
+    while cursor != b"0":
+        cursor, flat = client.execute("HSCAN", key, cursor or b"0", "COUNT", _SCANNED)
+        yield list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def check_client(client: object) -> None:
+    """Raise ConfigError for another object; it names the type only: a URL may have a password."""
+    if not isinstance(client, Client):
+        raise ConfigError(
+            f"the client is a {type(client).__name__}: pass the client that redrb.connect(url) "
+            "returns."
+        )

@@ -1,16 +1,19 @@
-"""Lends the connections to one server, each to one thread at a time."""
+"""Lends the connections to one server, each to one thread at a time, within its deadline."""
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn, Protocol
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 import redis
+from redis import exceptions as upstream
 
 from redrb.connection.deadline import here
-from redrb.connection.sockets import limited
+from redrb.connection.stop import Stop
 from redrb.errors import StoreClosed
 from redrb.forks import in_child
 
@@ -104,3 +107,52 @@ class Connections:
     def _drop(self, connection: redis.Connection) -> None:
         connection.disconnect()  # type: ignore[no-untyped-call]
         self._pool.release(connection)
+
+
+@contextmanager
+def limited(connection: redis.Connection) -> Iterator[None]:
+    """Limit sends and receives on an open connection to what is left until the deadline.
+
+    When the time of a process that was asked to end is up, they are interrupted.
+    """
+    usual = getattr(connection, "usual_timeout", None)
+    deadline = here()
+    limit = deadline.shortened(usual)
+    if limit == usual and deadline.budget is None:
+        yield
+        return
+    with interruptible(connection, deadline.budget):
+        if limit != usual:
+            try:
+                connection.update_current_socket_timeout(limit)
+            except OSError as error:  # another thread has just closed all connections
+                raise upstream.ConnectionError("The connection was closed.") from error
+        try:
+            yield
+        finally:
+            if limit != usual:
+                with suppress(OSError):  # closed meanwhile: whoever uses it next finds it so
+                    connection.update_current_socket_timeout(usual)
+
+
+@contextmanager
+def interruptible(connection: Any, budget: Stop | None) -> Iterator[None]:
+    """Break a connection that is in use when the time on Redis is up."""
+    if budget is None:
+        yield
+        return
+    interrupt = partial(_break, connection)
+    budget.interrupts.add(interrupt)
+    try:
+        yield
+    finally:
+        budget.interrupts.discard(interrupt)
+
+
+def _break(connection: Any) -> None:
+    """Let the thread that waits for a connection's socket find it broken; never blocks."""
+    channel = getattr(connection, "_sock", None)
+    if isinstance(channel, socket.socket):
+        with suppress(OSError):  # it is closed already
+            # that of an SSLSocket would take the session from under the thread that uses it
+            socket.socket.shutdown(channel, socket.SHUT_RDWR)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import redis
@@ -15,59 +12,10 @@ from redis import exceptions as upstream
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 
 from redrb.connection.deadline import here
-from redrb.connection.stop import Stop
+from redrb.connection.lending import interruptible
 from redrb.errors import ConfigError
 
 _log = logging.getLogger("redrb")
-
-
-@contextmanager
-def limited(connection: redis.Connection) -> Iterator[None]:
-    """Limit sends and receives on an open connection to what is left until the deadline.
-
-    When the time of a process that was asked to end is up, they are interrupted.
-    """
-    usual = getattr(connection, "usual_timeout", None)
-    deadline = here()
-    limit = deadline.shortened(usual)
-    if limit == usual and deadline.budget is None:
-        yield
-        return
-    with _interruptible(connection, deadline.budget):
-        if limit != usual:
-            try:
-                connection.update_current_socket_timeout(limit)
-            except OSError as error:  # another thread has just closed all connections
-                raise upstream.ConnectionError("The connection was closed.") from error
-        try:
-            yield
-        finally:
-            if limit != usual:
-                with suppress(OSError):  # closed meanwhile: whoever uses it next finds it so
-                    connection.update_current_socket_timeout(usual)
-
-
-@contextmanager
-def _interruptible(connection: Any, budget: Stop | None) -> Iterator[None]:
-    """Break a connection that is in use when the time on Redis is up."""
-    if budget is None:
-        yield
-        return
-    interrupt = partial(_break, connection)
-    budget.interrupts.add(interrupt)
-    try:
-        yield
-    finally:
-        budget.interrupts.discard(interrupt)
-
-
-def _break(connection: Any) -> None:
-    """Let the thread that waits for a connection's socket find it broken; never blocks."""
-    channel = getattr(connection, "_sock", None)
-    if isinstance(channel, socket.socket):
-        with suppress(OSError):  # it is closed already
-            # that of an SSLSocket would take the session from under the thread that uses it
-            socket.socket.shutdown(channel, socket.SHUT_RDWR)
 
 
 class Punctual:
@@ -98,7 +46,7 @@ class Punctual:
 
     def connect(self) -> None:
         """Open the connection, unless it is open."""
-        with _interruptible(self, here().budget):
+        with interruptible(self, here().budget):
             super().connect()  # type: ignore[misc]
 
     @property

@@ -17,17 +17,23 @@ of the outcomes, with the text of its script.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
+from redis.exceptions import NoScriptError, ResponseError
 
 from redrb.connection import Client
+from redrb.connection.client import Request
+from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.lua import scripts
 from redrb.unpacking import Reading, unpack
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Call(msgspec.Struct, Generic[R], frozen=True):
@@ -46,7 +52,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         """
         script = scripts.load(self.script)
         called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-        pipeline.add(*called, len(keys), *keys, *self._argv(beside))
+        pipeline.add(*called, len(keys), *keys, msgspec.msgpack.encode(self), *beside)
         pipeline.scripts.append(script.sha)
 
     def read(self, reply: Reply) -> R:
@@ -74,12 +80,20 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     ) -> tuple[R, list[bytes]]:
         """Run the script as `run` does; returns also what stands behind the record of its reply."""
         script = scripts.load(self.script)
-        reply = scripts.run(client, script, keys, self._argv(beside))
+        arguments = (len(keys), *keys, msgspec.msgpack.encode(self), *beside)
+
+        def attempt() -> Reply:
+            try:
+                with suppress(NoScriptError):
+                    return client.once("EVALSHA", script.sha, *arguments)
+                return client.once("EVAL", script.text, *arguments)
+            except ResponseError as error:
+                name_scripts(error, [script.sha])
+                raise
+
+        reply = client.retrying(attempt)
         with Reading(f"the reply of the script {self.script}"):
             return self.read(reply), reply[1:] if isinstance(reply, list) else []
-
-    def _argv(self, beside: tuple[bytes, ...]) -> list[Argument]:
-        return [msgspec.msgpack.encode(self), *beside]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -102,3 +116,33 @@ class Found(Page, frozen=True):
 def _decoder(call: type[Call[Any]]) -> msgspec.msgpack.Decoder[Any]:
     (reply,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
     return msgspec.msgpack.Decoder(reply, strict=False)
+
+
+class BuildPipeline(Protocol):
+    """Makes the pipeline of a request."""
+
+    def __call__(self, *, whole: bool) -> Pipeline:
+        """Return a pipeline of calls that `Call.add_to` appends, with this `whole`."""
+
+
+def scripted_request(
+    client: Client,
+    build: BuildPipeline,
+    read: Callable[[list[Reply]], T],
+    *,
+    whole: bool = False,
+) -> Request[T]:
+    """Return a request that runs scripts; where the server lacks one it is sent with their texts.
+
+    Args:
+        read: Turns the replies into the result; raises redis-py's exceptions.
+        whole: Send the texts the first time.
+    """
+
+    def result(replies: list[Reply]) -> T:
+        inside = (each for reply in replies if isinstance(reply, list) for each in reply)
+        if any(isinstance(each, NoScriptError) for each in (*replies, *inside)):
+            replies = client.exchange(build(whole=True))
+        return read(replies)
+
+    return Request(client, build(whole=whole), result)

@@ -1,4 +1,4 @@
-"""Loads and runs the Lua scripts.
+"""Loads the Lua scripts.
 
 A script begins with a header: purpose, KEYS, ARGV, returns. A line `--@include name ...` names the
 files of `redrb/lua/include` whose functions the lines below it call; the includes of these files
@@ -17,24 +17,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Protocol, TypeVar
 
-from redis.exceptions import NoScriptError, ResponseError
-
-from redrb.connection import Client, failures
-from redrb.connection.request import Request
-from redrb.connection.transport import Argument, Pipeline, Reply
+from redrb.connection import failures
 from redrb.keys import TABLE_KEYS, TASK_KEYS
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.pages import PAGES
 from redrb.lua.records import SEGMENT
-
-T = TypeVar("T")
 
 _INCLUDE = "--@include "
 _BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
@@ -78,64 +70,6 @@ def assemble(name: str, source: str) -> Script:
     text = _NAMED.sub(_declared, text)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
-
-
-def run(
-    client: Client,
-    script: Script,
-    keys: Sequence[Argument],
-    arguments: Sequence[Argument],
-) -> Reply:
-    """Run a script, and repeat it while Redis is unreachable; send its text if Redis lacks it.
-
-    Raises:
-        StoreUnavailable: Redis stayed unreachable.
-        StoreError: The server or the script answered with an error.
-    """
-    return client.retrying(lambda: run_once(client, script, keys, arguments))
-
-
-def run_once(
-    client: Client, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument]
-) -> Reply:
-    """Run a script without retries; raises redis-py's exceptions."""
-    try:
-        with suppress(NoScriptError):
-            return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        return client.once("EVAL", script.text, len(keys), *keys, *arguments)
-    except ResponseError as error:
-        failures.name_scripts(error, [script.sha])
-        raise
-
-
-class BuildPipeline(Protocol):
-    """Makes the pipeline of a request."""
-
-    def __call__(self, *, whole: bool) -> Pipeline:
-        """Return a pipeline of calls that `Call.add_to` appends, with this `whole`."""
-
-
-def scripted_request(
-    client: Client,
-    build: BuildPipeline,
-    read: Callable[[list[Reply]], T],
-    *,
-    whole: bool = False,
-) -> Request[T]:
-    """Return a request that runs scripts; where the server lacks one it is sent with their texts.
-
-    Args:
-        read: Turns the replies into the result; raises redis-py's exceptions.
-        whole: Send the texts the first time.
-    """
-
-    def result(replies: list[Reply]) -> T:
-        inside = (each for reply in replies if isinstance(reply, list) for each in reply)
-        if any(isinstance(each, NoScriptError) for each in (*replies, *inside)):
-            replies = client.exchange(build(whole=True))
-        return read(replies)
-
-    return Request(client, build(whole=whole), result)
 
 
 def scripts_in(folder: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Unpack
 from redrb.checks import check_choice, checked_int, checked_number, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline
+from redrb.connection.transport import Replication
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
@@ -21,11 +22,7 @@ from redrb.keys import check_name
 from redrb.scopes import Closing
 from redrb.stream.admission import Admission
 from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS, Admitter
-from redrb.stream.arguments import (
-    AnyStatus,
-    checked_least,
-    checked_status,
-)
+from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
 from redrb.stream.assembly.collector import PartCollector
 from redrb.stream.closing import close_ahead, close_at_end, takes_ahead, was_closed
@@ -38,7 +35,6 @@ from redrb.stream.put.preparer import Groups, Items, Preparer, groups_of, groups
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
-from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place
@@ -412,12 +408,7 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
-        self._check_open()
-        expired = checked_int("groups", groups)
-        if expired:
-            revision = self._task.description.revision
-            with Deadline():
-                self._producer.put(PutBatch((), revision, expired=expired))
+        self._discard(PutBatch((), expired=checked_int("groups", groups)))
 
     def discard_filtered(self, groups: int) -> None:
         """Count groups that a maker filtered itself, as put and filtered, exactly once.
@@ -425,12 +416,13 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
+        self._discard(PutBatch((), filtered=checked_int("groups", groups)))
+
+    def _discard(self, dropped: PutBatch) -> None:
         self._check_open()
-        filtered = checked_int("groups", groups)
-        if filtered:
-            revision = self._task.description.revision
+        if dropped:
             with Deadline():
-                self._producer.put(PutBatch((), revision, filtered=filtered))
+                self._producer.put(dropped)
 
     def store_forwarded(
         self,

@@ -12,19 +12,17 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from redrb.connection import Client
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
 from redrb.errors import ConfigError, OutcomeUnknown, StaleRun, StoreError, UnknownTask
 from redrb.forks import in_child
 from redrb.keys import TableKeys
-from redrb.lua.calls import Call, R
+from redrb.lua.calls import Call, R, scripted_request
 from redrb.lua.pages import PAGES
 from redrb.lua.records import Segment, columns_of, read_record, sizes_of, value_of
-from redrb.lua.scripts import scripted_request
 from redrb.registry import Registry
 from redrb.stream.put.pending import ProducerIdentity
-from redrb.stream.put.replication import Replication
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.stream.task.wakes import wait_for_any
 from redrb.table.calls import Answer, BeginRun, Open, Opened, Watch

@@ -7,10 +7,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from redrb.connection import Client
-from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, without_errors
+from redrb.connection.client import Request
+from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
 from redrb.keys import TableKeys, bucket_of
-from redrb.stream.put.replication import Replication
 from redrb.table.values import Piece
 
 CHUNK_BYTES: Final = 32 << 20

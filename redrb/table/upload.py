@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from redrb.connection import Client
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, StoreFull
 from redrb.lua.pages import PAGES

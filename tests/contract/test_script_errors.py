@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 import threading
 from importlib.resources import files
+from typing import ClassVar
 
 import pytest
 import redis
 
 import redrb
 from redrb.errors import StoreError, StoreUnavailable
-from redrb.lua.scripts import load, run
+from redrb.lua.calls import Call
 from tests.samples import numbered
 
 pytestmark = pytest.mark.every_server
+
+
+class Nothing(Call[str], frozen=True):
+    """A call without the fields that its script needs."""
+
+    script: ClassVar = "weights/discard"
 
 
 def _line(message: str) -> str:
@@ -40,7 +47,7 @@ def test_an_error_of_a_script_names_file_and_line(real_url, namespace):
 def test_an_error_of_lua_names_file_and_line(real_url):
     with redrb.connect(real_url) as client:
         with pytest.raises(redrb.errors.StoreError, match="nil") as caught:
-            run(client, load("weights/discard"), ["redrb:{none}:versions"], [b"\x80"])
+            Nothing().run(client, ["redrb:{none}:versions"])
         assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")
 
 

@@ -14,7 +14,7 @@ from redrb.connection import Client
 from redrb.connection.client import scan
 from redrb.experience import Status
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import assemble, load, run_once
+from redrb.lua.scripts import assemble, load
 from redrb.stream.put.calls import MOST_EVICTED, AskRoom, Evict
 from redrb.stream.saving.calls import ReadRecords
 from redrb.stream.take.calls import Beat, Leave
@@ -33,7 +33,7 @@ from redrb.stream.task.calls import (
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from tests.samples import numbered
-from tests.scenes import FOREVER_MS, Scene, groups_of, script_names
+from tests.scenes import FOREVER_MS, Scene, groups_of, run_script, script_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -151,7 +151,7 @@ def _fill(scene: Scene) -> None:
     for start in range(0, GROUPS, PART):
         version = 1 + start // PART % 40
         shared = "shared" if start < SHARED else ""
-        run_once(scene.client, script, [stream], [PART, version, payload, shared])
+        run_script(scene.client, script, [stream], [PART, version, payload, shared])
 
 
 def _clear_a_copy(scene: Scene, task: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
 from redrb.stream.task import groups as stored_groups
@@ -102,7 +102,7 @@ def test_a_lease_ends_in_pages_each_of_which_may_be_repeated(open_stream, ending
         LEDGER[outcome]: groups,
     }
     assert stats.samples_acked == (groups if outcome == "ack" else 0)
-    assert (len(lease), stream._consumer._slots) == (0, {})
+    assert (len(lease), stream._consumer._leased) == (0, {})
     audit(stream)
 
 
@@ -153,7 +153,7 @@ def test_groups_end_as_the_first_call_asked_for_even_if_it_was_cut_off(
         with pytest.raises(LeaseLost, match="cut off") as lost:
             end(lease, second)
         assert lost.value.ids == tuple(page)
-    assert (len(lease), stream._consumer._slots) == (0, {})
+    assert (len(lease), stream._consumer._leased) == (0, {})
     if taken is not None:
         taken.ack()
     counts = Counter({LEDGER[second]: 10 - PAGE}) + Counter({LEDGER[first]: PAGE})
@@ -296,7 +296,7 @@ def test_groups_are_released_in_pages_where_nobody_ends_their_lease(open_stream,
     loop.close()
     stream._consumer.beat()
     assert sorted(endings.sizes[3:]) == [1, 1, 4, 4]
-    assert (stream.stats().ledger.leased, stream._consumer._slots) == (0, {})
+    assert (stream.stats().ledger.leased, stream._consumer._leased) == (0, {})
 
 
 @pytest.mark.parametrize("page", [2, 100])

@@ -165,15 +165,15 @@ def test_a_release_that_is_repeated_takes_nothing_from_the_next_consumer(
         stream.take(2, timeout=0).release()
         lease = stream.take(2, timeout=0)
         taken = []
-        once = line.once
+        exchange = line.exchange
 
-        def other_is_faster(*arguments):
-            client.once = once
-            once(*arguments)
+        def other_is_faster(pipeline):
+            client.exchange = exchange
+            exchange(pipeline)
             taken.append(other.take(1, timeout=0))
             raise Broken("cut after")
 
-        client.once = other_is_faster
+        client.exchange = other_is_faster
         lease.release([1])
         audit(stream)
         assert stream.stats().ledger.leased == 2

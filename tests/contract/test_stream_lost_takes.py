@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as Broken
 import redrb
 from redrb import ExperienceStream, Lease, Mixture
 from redrb.connection import Client
+from redrb.connection.transport import Pipeline
 from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.lua.calls import Found
 from redrb.stream.take.calls import Drop, Take, TakeRequest
@@ -215,6 +216,26 @@ def test_an_interrupt_before_the_next_take_keeps_no_batch_that_was_taken_ahead(
     with pytest.raises(KeyboardInterrupt):
         next(loop)
     assert len(other.take(8, timeout=LATER_S)) == 8
+
+
+@pytest.mark.parametrize("place", [{}, {"rank": 0, "world_size": 1, "step": 0}])
+def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
+    stream, other, monkeypatch, place
+):
+    real = Pipeline.send
+
+    def interrupted(pipeline: Pipeline, connection: Any) -> None:
+        real(pipeline, connection)
+        if b"XREADGROUP" in pipeline.freeze():
+            monkeypatch.undo()
+            until(lambda: other.stats().ledger.leased == 4)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pipeline, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.take(4, timeout=5, **place)
+    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
+    assert not stream._consumer._slots
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):

@@ -160,7 +160,7 @@ def test_names_that_reads_without_their_takes_have_created_go_when_a_consumer_en
         for lease in held:
             with pytest.raises(LeaseLost):
                 lease.ack()
-        stream._consumer._slots.clear()
+        stream._consumer._leased.clear()
         other._consumer.beat()
     stream.close()
     left = store.client.execute("XINFO", "CONSUMERS", store.keys.stream, consumer.group)

@@ -273,7 +273,7 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(stream, 
     filled(stream, 4)
     loop = stream.leases(2, timeout=0)
     next(loop)
-    slots = set(stream._consumer._slots)
+    slots = set(stream._consumer._leased)
 
     def interrupted(*given, **named):
         raise KeyboardInterrupt
@@ -282,7 +282,7 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(stream, 
     with pytest.raises(KeyboardInterrupt):
         stream._taker.take(TakeRequest(1, 1))
     monkeypatch.undo()
-    assert stream._consumer._slots.keys() == slots
+    assert stream._consumer._leased.keys() == slots
     loop.close()
 
 

@@ -21,7 +21,7 @@ from redrb.codec import EncodedGroup
 from redrb.connection.client import Client
 from redrb.errors import StoreError, StoreUnavailable, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.calls import KEPT_STEPS, AskStep
+from redrb.stream.ranks.calls import AskStep
 from redrb.stream.task.entries import entry_id
 from tests.audit import audit
 from tests.conftest import Opener
@@ -171,20 +171,42 @@ def test_ranks_go_on_between_steps_after_a_loss_of_their_keys(open_stream, clien
     assert ranks[0].stats().ledger.acked == 9
 
 
-def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream):
-    ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 2 * KEPT_STEPS + 8)
-    with ThreadPoolExecutor(1) as pool:  # rank 0 is ahead
-        ahead = pool.submit(lambda: [take(ranks[0], 0, 2, step, 2) for step in range(KEPT_STEPS)])
-        first = take(ranks[1], 1, 2, 0, 2)
-        held = ahead.result(30)
-    behind = [first, *(take(ranks[1], 1, 2, step, 2) for step in range(1, KEPT_STEPS))]
-    assert [numbers(part) for part in behind] == [[2 * step + 1] for step in range(KEPT_STEPS)]
-    for part in held[3:] + held[:3] + behind:
+@pytest.mark.parametrize("ahead", [1, 130])
+def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream, ahead):
+    """Decisions are kept until all ranks have read them, and no longer."""
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 3 * (ahead + 1))
+    kept = [leases(ranks, 3, 0)]
+    kept[0] += [take(ranks[0], 0, 3, step, 3) for step in range(1, ahead + 1)]
+    for rank in (1, 2):
+        assert fields_of_steps(ranks[0]) > ahead
+        kept.append([take(ranks[rank], rank, 3, step, 3) for step in range(1, ahead + 1)])
+        expected = [[3 * step + rank] for step in range(1, ahead + 1)]
+        assert [numbers(part) for part in kept[-1]] == expected
+    assert fields_of_steps(ranks[0]) < 20 + ahead  # of rank 0, the numbers of unread ones
+    for part in kept[0][3:] + kept[0][:3] + kept[1] + kept[2]:
         part.ack()
-    assert ranks[0].stats().ledger.acked == 2 * KEPT_STEPS
-    keys = ranks[0]._task.store.keys.prefix
-    assert ranks[0]._task.store.client.execute("HLEN", f"{keys}rank_steps:default") < KEPT_STEPS + 8
+    assert ranks[0].stats().ledger.acked == 3 * (ahead + 1)
+    with pytest.raises(BatchTimeout):
+        take(ranks[0], 0, 3, ahead + 1, 3, timeout=0.1)
+    assert fields_of_steps(ranks[0]) < 20
+
+
+def fields_of_steps(stream: ExperienceStream) -> int:
+    """Return how much the task keeps of the steps of ranks."""
+    store = stream._task.store
+    found: int = store.client.execute("HLEN", f"{store.keys.prefix}rank_steps:default")
+    return found
+
+
+def test_a_rank_has_one_wake_up_however_many_steps_it_has_not_waited_for(open_stream, client):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 20)
+    for step in range(10):
+        end(leases(ranks, 2, step))
+    prefix = ranks[0]._task.store.keys.prefix
+    for name in client.execute("KEYS", f"{prefix}wake:*"):
+        assert client.execute("LLEN", name) <= 1
 
 
 def test_a_job_that_is_killed_and_starts_again_gets_the_same_parts_at_once(open_stream):
@@ -375,6 +397,44 @@ def test_a_rank_whose_time_is_up_ends_the_take_of_all(open_stream):
     assert [numbers(part) for part in leases(ranks, 2, 1)] == [[2], [3]]
 
 
+@pytest.mark.parametrize("end_s", [None, 30])
+def test_a_rank_that_begins_to_wait_later_ends_the_take_of_rank_0_too(
+    open_stream, only_wakes, end_s
+):
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 3)
+    end(leases(ranks, 3, 0))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(ranks[rank].take, 3, rank=rank, world_size=3, step=1, timeout=end_s)
+            for rank in (0, 1)
+        ]
+        time.sleep(0.3)
+        began = time.monotonic()
+        with pytest.raises(BatchTimeout):
+            take(ranks[2], 2, 3, 1, 3, timeout=0.5)
+        for each in waiting:
+            with pytest.raises(BatchTimeout):
+                each.result(30)
+        assert 0.4 < time.monotonic() - began < 5  # no rank looked because its time was up
+    fill(ranks[0], 3, first=3)
+    assert [numbers(part) for part in leases(ranks, 3, 1)] == [[3], [4], [5]]
+
+
+def test_a_rank_that_starts_again_does_not_end_the_take_of_rank_0(open_stream):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 3)
+    end(leases(ranks, 2, 0))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=1, timeout=30, at_least=2)
+        time.sleep(0.2)
+        ranks[1] = open_stream()
+        other = pool.submit(ranks[1].take, 4, rank=1, world_size=2, step=1, timeout=30, at_least=2)
+        time.sleep(1.3)  # they look again
+        fill(ranks[0], 3, first=3)
+        assert [numbers(each.result(30)) for each in (first, other)] == [[2, 4], [3, 5]]
+
+
 def test_a_batch_that_can_never_be_full_is_an_error_on_all_ranks(open_stream):
     ranks = [open_stream(limit=4), open_stream()]
     for error in ask(ranks, 8, 0):
@@ -480,6 +540,39 @@ def test_rank_0_requeues_the_groups_of_all_and_another_rank_its_own(open_stream,
     assert failed == ([b"2"] * 4 if how == "fail" else [])
 
 
+@pytest.mark.parametrize("how", ["ack", "release", "fail", "forward"])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_rank_0_ends_groups_that_it_names_and_no_group_of_other_ranks(
+    open_stream, client, how, pieces
+):
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    first, second = leases(ranks, 8, 0)
+    following = ExperienceStream(client, "next", namespace=ranks[0].namespace)
+    most = len(first) // pieces
+    for ids in (first.ids[:most], first.ids[most:]):
+        if not ids:
+            continue
+        if how == "forward":
+            groups = dict(zip(first.ids, first.groups(), strict=True))
+            first.forward(following, {seq: groups[seq] for seq in ids})
+        else:
+            getattr(first, how)(*(["bad"] if how == "fail" else []), ids=ids)
+    ledger = ranks[0].stats().ledger
+    done = 4 if how in ("ack", "forward") else 0
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (done, 4, 4 - done)
+    assert (len(first), bool(first), first.unacknowledged) == (
+        *(0, True),
+        dict.fromkeys(second.ids, 1),
+    )
+    second.reject("bad", second.ids[:1])
+    first.ack()
+    assert not first
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.leased) == (done + 3, 1, 0)
+    following.close()
+
+
 def test_an_error_in_the_block_of_rank_0_fails_the_whole_step(open_stream):
     ranks = [open_stream(max_deliveries=1), open_stream()]
     fill(ranks[0], 4)
@@ -520,6 +613,22 @@ def test_groups_that_a_rank_rejects_after_the_end_of_the_step_are_acknowledged(o
     assert (ranks[0].stats().ledger.acked, ranks[0].stats().ledger.dead) == (4, 0)
 
 
+@pytest.mark.parametrize("how", ["release", "fail"])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_groups_that_a_rank_ends_after_rank_0_has_requeued_them_are_lost(open_stream, how, pieces):
+    ranks = [open_stream(max_deliveries=9), open_stream()]
+    fill(ranks[0], 8)
+    reason = ["bad"] if how == "fail" else []
+    for step, named in enumerate(("reject", "expire", "release")):
+        first, second = leases(ranks, 8, step)
+        if pieces == 2:
+            getattr(first, how)(*reason, ids=first.ids[:2])
+        getattr(first, how)(*reason)
+        with pytest.raises(LeaseLost, match="rank 0 has lost its lease, or this step has ended"):
+            getattr(second, named)(*(["bad"] if named == "reject" else []), ids=second.ids[:1])
+    assert len(ranks[0]) == 8
+
+
 def test_an_acknowledgement_waits_until_all_ranks_have_read(open_stream, only_wakes):
     """A GPU may do rank 0's step later than its process goes on."""
     ranks = [open_stream() for _ in range(3)]
@@ -545,6 +654,35 @@ def test_a_step_that_a_rank_never_reads_is_not_acknowledged(open_stream):
         part.ack()
     assert not part
     assert (ranks[0].stats().ledger.acked, len(ranks[0])) == (2, 2)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_step_whose_reader_starts_again_is_acknowledged_if_it_was_read(open_stream, ahead, asks):
+    """`asks`: whether rank 0 has asked for its next step since the other rank started again."""
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 6 + 3 * ahead)
+    [read, *_] = leases(ranks, 3, 0)
+    unread = [take(ranks[0], 0, 3, step, 3) for step in range(1, 2 + ahead)]
+    take(ranks[2], 2, 3, 1, 3)
+    ranks[1] = open_stream()
+    with ThreadPoolExecutor(3) as pool:
+        steps = [pool.submit(take, ranks[1], 1, 3, 9, 3, 0.6)]
+        time.sleep(0.2)
+        if asks:
+            steps += [pool.submit(take, ranks[rank], rank, 3, 9, 3, 0.6) for rank in (0, 2)]
+        for each in steps:
+            with pytest.raises(BatchTimeout):
+                each.result(30)
+    read.ack()
+    assert ranks[0].stats().ledger.acked == 3
+    began = time.monotonic()
+    for part in unread:
+        with pytest.raises(LeaseLost, match="a rank has started again before it had read"):
+            part.ack()
+    assert time.monotonic() - began < 10  # it waits for nobody
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.waiting) == (3, 3 + 3 * ahead)
 
 
 def test_a_rank_that_reads_after_the_groups_are_gone_gets_an_error(open_stream, client):
@@ -661,9 +799,13 @@ def test_groups_that_ranks_lease_are_saved_as_waiting(open_stream, client, tmp_p
         audit(copy)
 
 
+AWAY = StoreUnavailable("away", where="here", uncertain=True)
+
+
+@pytest.mark.parametrize("error", [AWAY, KeyboardInterrupt()], ids=["away", "interrupt"])
 @pytest.mark.parametrize("arrives", [False, True])
 def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
-    open_stream, monkeypatch, arrives
+    open_stream, monkeypatch, arrives, error
 ):
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
@@ -675,11 +817,11 @@ def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
         if isinstance(asked, AskStep) and asked.decision is not None:
             if arrives:
                 call(asked, *beside)
-            raise StoreUnavailable("away", where="here", uncertain=True)
+            raise error
         return call(asked, *beside)
 
     monkeypatch.setattr(store, "call", cut)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(type(error)):
         take(ranks[0], 0, 2, 1, 4)
     monkeypatch.undo()
     assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
@@ -695,7 +837,7 @@ def test_rank_0_that_gives_up_a_batch_which_others_have_gets_an_error(open_strea
     def cut(asked, *beside):
         reply = call(asked, *beside)
         if isinstance(asked, AskStep) and asked.decision is not None:
-            raise StoreUnavailable("away", where="here", uncertain=True)
+            raise AWAY
         return reply
 
     monkeypatch.setattr(store, "call", cut)

@@ -25,7 +25,7 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.stream.saving import resuming
 from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, VERSION, Kind
-from redrb.stream.saving.snapshot import PAGE_GROUPS, TaskReader
+from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS, TaskReader
 from redrb.stream.task.entries import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -577,17 +577,27 @@ def at_request(at: int, act: Callable[[], object], *, late: bool = True) -> Iter
             yield requests
 
 
-def to_resume(client: Client, namespace: str, directory: Path) -> ExperienceStream:
-    """Save a task with something of everything to the file `task`; returns the task."""
+def to_resume(
+    client: Client, namespace: str, directory: Path, letters: int = 0
+) -> ExperienceStream:
+    """Save a task with something of everything to the file `task`; returns the task.
+
+    Args:
+        letters: Dead letters beside the one.
+    """
     stream = open_task(client, namespace, "priority")
+    if letters:
+        stream.put_many([[numbered(100 + number)] for number in range(letters)])
+        stream.take(letters, timeout=0).reject("bad")
     other = ExperienceStream(client, "from", namespace=namespace, group="other")
     for one in (stream, other):
         one.join_group()
     fill(stream, "priority", 15)
     use(stream, other)
-    stream.move([9, 12], Status.FAILED)
+    stream.move([letters + 9, letters + 12], Status.FAILED)
     prefix, run = stream._task.store.keys.prefix, client.at(stream._task.store.keys.stream).execute
-    run("HSET", f"{prefix}refreshed", "completed", "7 8", "expired 1 - 2", "8 12")
+    marks = ("completed", f"7 {letters + 8}", "expired 1 - 2", f"8 {letters + 12}")
+    run("HSET", f"{prefix}refreshed", *marks)
     run("HSET", f"{prefix}sources", "a:b", "f00 4 4 ")
     run("HSET", f"{prefix}sources:a:b", "5", f"3 {'0' * 16}")
     stream.advance(3)
@@ -620,12 +630,20 @@ def compare(back: ExperienceStream, stream: ExperienceStream) -> None:
     assert back.stats().version == 3
 
 
+@pytest.mark.parametrize(("letters", "page_bytes"), [(0, PAGE_BYTES), (5, PAGE_BYTES), (2, 300)])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.usefixtures("small_pages")
 def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
-    client: Client, namespace: str, late: bool, tmp_path: Path
+    client: Client,
+    namespace: str,
+    late: bool,
+    letters: int,
+    page_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream = to_resume(client, namespace, tmp_path)
+    monkeypatch.setattr(resuming, "PAGE_BYTES", page_bytes)
+    stream = to_resume(client, namespace, tmp_path, letters)
     for at in range(100):
         back = ExperienceStream(client, f"to-{at}", namespace=namespace)
         with at_request(at, die, late=late) as requests:
@@ -645,7 +663,7 @@ def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
 def test_of_resumes_of_one_file_at_once_each_goes_on_and_each_group_is_put_once(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
-    stream = to_resume(client, namespace, tmp_path)
+    stream = to_resume(client, namespace, tmp_path, letters=5)
     for at in range(100):
         first = ExperienceStream(client, f"to-{at}", namespace=namespace)
         second = ExperienceStream(client, f"to-{at}", namespace=namespace)

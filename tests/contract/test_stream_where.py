@@ -24,14 +24,14 @@ from redrb.connection import Client
 from redrb.errors import StoreError
 from redrb.keys import TaskKeys
 from redrb.lua.pages import PAGES
-from redrb.lua.scripts import Script, assemble, run
+from redrb.lua.scripts import Script, assemble
 from redrb.stream.take.calls import Finish, TakeReply
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.tags import tag_values
 from tests.audit import audit
 from tests.page_trials.bench import put
 from tests.samples import numbered, numbers
-from tests.scenes import FOREVER_MS, Scene
+from tests.scenes import FOREVER_MS, Scene, run_script
 
 TAGS = ("score", "source", "solved")
 
@@ -62,7 +62,7 @@ def matching(client: Client, groups: Sequence[dict[str, Any]], where: Any) -> li
         facts.append(msgspec.msgpack.encode({"size": 1, "tags": of_group} if of_group else {}))
     query = parse_where(where, TAGS) or '{"all":[]}'
     stream = TaskKeys.of("none", "math").stream
-    found = run(client, script(), [stream], [json.dumps(TAGS), query, *facts])
+    found = run_script(client, script(), [stream], [json.dumps(TAGS), query, *facts])
     return [place for place, each in enumerate(found) if each]
 
 

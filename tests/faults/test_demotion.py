@@ -8,9 +8,8 @@ from threading import Timer
 import pytest
 
 import redrb
-from redrb.connection.transport import Reply
+from redrb.connection.transport import Replication, Reply
 from redrb.errors import StoreError, StoreUnavailable
-from redrb.stream.put.replication import Replication
 from tests.samples import numbered, numbers
 from tests.servers import Server
 

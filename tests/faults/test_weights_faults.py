@@ -5,7 +5,6 @@ import re
 import threading
 import time
 
-import msgpack
 import pytest
 import redis
 import torch
@@ -13,6 +12,7 @@ import torch
 import redrb
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
 from redrb.lua import scripts
+from redrb.lua.calls import Call
 from redrb.weights.publishing import publisher as publishing
 from redrb.weights.publishing import upload
 from tests.published import prefix
@@ -98,16 +98,15 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 ):
     """The first attempt's commit is still on its way while the second uploads the same version."""
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    commit = scripts.load("weights/commit")
     late = []
 
-    def hold_back(client, script, keys, arguments, original=scripts.run, **options):
-        if script == commit and not late:
-            late.append((keys, arguments))
+    def hold_back(call, client, keys, *beside, original=Call.run_with_bytes):
+        if call.script == "weights/commit" and not late:
+            late.append((call, client, keys, *beside))
             raise StoreUnavailable("timed out", where=client.where, uncertain=True)
-        return original(client, script, keys, arguments, **options)
+        return original(call, client, keys, *beside)
 
-    monkeypatch.setattr(scripts, "run", hold_back)
+    monkeypatch.setattr(Call, "run_with_bytes", hold_back)
     monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)
     with pytest.raises(StoreUnavailable):
         publisher.publish(state(1))
@@ -116,7 +115,8 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 
     def send_then_late_commit(*arguments, **options):
         send(*arguments, **options)
-        assert msgpack.unpackb(scripts.run(client, commit, *late[0])) == {"outcome": "gone"}
+        call, *rest = late[0]
+        assert call.run(*rest).outcome == "gone"
 
     monkeypatch.setattr(upload, "upload", send_then_late_commit)
     assert publisher.publish(state(2)).version == 1

@@ -12,7 +12,7 @@ import torch
 
 import redrb
 from redrb.errors import PublisherFenced
-from redrb.lua import scripts
+from redrb.lua.calls import Call
 from redrb.weights.publishing import publisher, upload
 from redrb.weights.reading import catalogue
 from redrb.weights.wire.lora_config import LoraConfig
@@ -46,17 +46,17 @@ def die() -> None:
 
 
 def die_at_script(name: str, *, after: bool) -> None:
-    wanted, original = scripts.load(name), scripts.run
+    original = Call.run_with_bytes
 
-    def run(client: Any, script: Any, *arguments: Any, **options: Any) -> Any:
-        if script == wanted and not after:
+    def run(call: Any, *arguments: Any) -> Any:
+        if call.script == name and not after:
             die()
-        reply = original(client, script, *arguments, **options)
-        if script == wanted:
+        reply = original(call, *arguments)
+        if call.script == name:
             die()
         return reply
 
-    scripts.run = run
+    Call.run_with_bytes = run  # type: ignore[method-assign]
 
 
 def die_while_uploading(what: str) -> None:

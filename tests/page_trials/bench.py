@@ -14,7 +14,6 @@ import redrb
 from redrb import ExperienceStream, LeaseLost
 from redrb.connection import Client
 from redrb.lua.calls import Call
-from redrb.lua.scripts import load, run
 from redrb.stream.take.calls import Beat, Take, TakeRequest
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -58,11 +57,9 @@ class Bench:
         put(stream, count)
         return stream
 
-    def run(self, script: Call[R] | str, *arguments: Any) -> Any:
-        """Run a script of the task once; of a call, `arguments` go beside its record."""
-        if isinstance(script, Call):
-            return script.run(self.client, [self.key("stream")], *arguments)
-        return run(self.client, load(script), [self.key("stream")], arguments)
+    def run(self, call: Call[R], *beside: bytes) -> R:
+        """Run the script of a call on the task once, and return its reply."""
+        return call.run(self.client, [self.key("stream")], *beside)
 
     def key(self, kind: str, name: str = "") -> str:
         """Return a key of the task."""

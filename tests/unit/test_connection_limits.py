@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from redrb.connection.deadline import Deadline
-from redrb.connection.sockets import limited
+from redrb.connection.lending import limited
 
 
 class Closing:

@@ -12,13 +12,12 @@ from redrb.lua.scripts import load, scripts_in
 FOLDERS = tuple("admission put assembly take ranks task saving weights table".split())
 READING = (
     *("saving/records", "task/count", "task/floor", "task/observe", "task/stats", "task/versions"),
-    *("table/look", "table/produced", "table/stats", "table/tags"),
+    *("ranks/read", "table/look", "table/produced", "table/stats", "table/tags"),
 )
 SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "table/watch")
 CHECKED_BEFORE = {
     "take/finish": "take/take",
     "take/recheck": "take/take",
-    "ranks/read": "ranks/ask",
 }
 """Scripts that run only after another one, which checks their rights."""
 

@@ -161,6 +161,7 @@ return seen[1], seen[2], seen[3], prefix, stream, task, puts
 READING = (
     "browse/groups",
     "doctor/examine",
+    "ranks/read",
     "task/floor",
     "task/observe",
     "task/count",

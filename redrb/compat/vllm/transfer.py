@@ -87,7 +87,7 @@ def _naming(method: Callable[..., None]) -> Callable[..., None]:
     return named
 
 
-class _NoCopies(TorchDispatchMode):
+class _NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks the shapes of all copies, and makes none."""
 
     def __torch_dispatch__(
@@ -256,7 +256,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
                 "are floating-point numbers."
             )
         expected = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
-        with self._reloading(is_trial=True), _NoCopies():
+        with self._reloading(is_trial=True), _NoCopies():  # type: ignore[no-untyped-call]
             try:
                 loaded = self.model.load_weights(
                     (name, torch.empty_like(tensor, device="meta"))
@@ -303,6 +303,6 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
         for layer in self.model.modules():
             own: list[Any] = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
             for tensor in own:
-                loader = getattr(tensor, "weight_loader", None)
+                loader: Any = getattr(tensor, "weight_loader", None)
                 while getattr(loader, "__name__", "") == "online_process_loader":
                     loader = tensor.weight_loader = loader.__wrapped__

@@ -3,11 +3,11 @@
 --
 -- A slot is the name under which Redis lists the groups of one lease as pending: <consumer>/<number>.
 -- leases:<group> holds the newest lease of each slot: "<token>" while it is valid; "<token> part" once its
--- consumer has requeued or rejected some of its groups; "<token> ended"; or "<token> lost". A lease is lost
--- before the first of its groups is requeued for others, so its consumer cannot end a group that another
--- consumer may have by then. returning:<group> holds the lost leases of which only a part was requeued, by
--- slot, with their failure. slots:<group> sorts the slots by name. deliveries:<group> holds failed deliveries
--- by seq.
+-- consumer has requeued or rejected some of its groups; "<token> ended", or "<token> requeued ended" when its
+-- last groups were requeued, so that no other rank ends one; or "<token> lost". A lease is lost before the
+-- first of its groups is requeued for others, so its consumer cannot end a group that another one may have by
+-- then. returning:<group> holds the lost leases of which a part was requeued, by slot, with their failure.
+-- slots:<group> sorts the slots by name. deliveries:<group> holds failed deliveries by seq.
 --
 -- A failure says how a delivery failed: {consumer, text, exception}, as add_dead_letter takes it. It is false
 -- where the delivery does not count.

@@ -5,11 +5,14 @@
 -- Returns its reply. Repeated, it decides nothing more.
 --
 -- The hash ranks:<group> holds the consumer of each rank by its number, and in `former` that of the last
--- rank 0. The hash rank_steps:<group> holds decisions by number, counted from the last start of a rank; in
--- `met` how many ranks were there at the first one; in `due`, "<number> <time>", when the first rank that
--- waits gives up; in got:<rank> how many decisions it has read; and `awaited` while rank 0 waits for that.
---@include task clock waiters permissions ranks
---@before ranks/read
+-- rank 0. The hash rank_steps:<group> holds
+--   <number>           a decision, until all ranks have read the one after it
+--   unread:<number>    how many ranks have not read it
+--   next, base         the number of the next decision, and what it was when a rank started last
+--   got:<rank>         the number of the decision that a rank asks for
+--   met                how many ranks there were when all had asked since that start
+--   due                "<number> <time>": when the first rank that waits gives up
+--@include task clock permissions ranks
 
 local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
@@ -18,22 +21,38 @@ local ask = cmsgpack.unpack(ARGV[1])
 local rank, world, place, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
-local met, at_due, awaited = unpack(redis.call('HMGET', steps, 'met', 'due', 'awaited'))
+local met, at_due, following, base, got = unpack(redis.call('HMGET', steps, 'met', 'due', 'next', 'base',
+  'got:' .. rank))
+local lead = first or former
 local starts, missing = holder ~= consumer or rank == 0 and met and tonumber(met) ~= world, {}
 if starts and holder and holder ~= consumer and ask.joined then
   return cmsgpack.pack({replaced = true})
 end
 
-if starts then
-  place = 0
-  if rank == 0 or met then -- decisions so far are for others
-    former, met, at_due = first or former, nil, nil
-    wake_ranks(ask.group)
-    redis.call('UNLINK', ranks, steps)
-    redis.call('HSET', ranks, 'former', former or consumer)
-  elseif first then
-    send_wake(first .. '.rank')
+if ask.joined and got and place > tonumber(got) then -- it has read the one before
+  local unread = redis.call('HINCRBY', steps, 'unread:' .. place - 1, -1)
+  if unread <= 0 then
+    redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
   end
+  if unread <= 1 and rank > 0 and lead then -- rank 0 may wait for that
+    wake_rank(lead .. '.read')
+  end
+end
+if starts then
+  if rank == 0 or met then -- decisions so far are for others
+    wake_ranks(ask.group)
+    former, met, at_due, base = lead, nil, nil, (rank > 0 or lead == consumer) and following or 0
+    redis.call('UNLINK', ranks)
+    redis.call('HDEL', steps, 'met', 'due')
+    if base == 0 then -- nor does anybody end them
+      redis.call('UNLINK', steps)
+    end
+    redis.call('HSET', steps, 'base', base)
+    redis.call('HSET', ranks, 'former', lead or consumer)
+  elseif lead then
+    wake_rank(lead .. '.rank')
+  end
+  place = tonumber(base or 0)
   redis.call('HSET', ranks, rank, consumer)
 end
 local decided = redis.call('HGET', steps, place)
@@ -49,24 +68,21 @@ if tonumber(met) ~= world then
     redis.call('HSET', steps, 'met', world)
   end
 end
-if rank > 0 then
-  redis.call('HSET', steps, 'got:' .. rank, place)
-  if awaited and first then
-    send_wake(first .. '.read')
-  end
-end
+redis.call('HSET', steps, 'got:' .. rank, place)
 if ask.decision and not starts and not decided then
   decided = ask.decision
-  redis.call('HSET', steps, place, decided)
-  redis.call('HDEL', steps, place - ask.kept)
+  redis.call('HSET', steps, place, decided, 'next', place + 1, 'unread:' .. place, world)
   wake_ranks(ask.group)
 end
 local at, due = string.match(at_due or '', '^(%d+) (%d+)$')
 local left_ms = tonumber(at) == place and math.max(0, due - now_ms()) or nil
 if ask.left_ms and not decided and (left_ms or math.huge) > ask.left_ms then
   redis.call('HSET', steps, 'due', string.format('%.0f %.0f', place, now_ms() + ask.left_ms))
+  if lead and not left_ms then -- rank 0 may be taking already
+    wake_rank(lead .. '.rank')
+  end
 end
 redis.call('PEXPIRE', ranks, KEPT_MS)
 redis.call('PEXPIRE', steps, KEPT_MS)
-return cmsgpack.pack({starts = starts, decision = decided or nil, missing = missing, left_ms = left_ms,
-  former = place == 0 and former ~= consumer and former or nil})
+return cmsgpack.pack({number = place, decision = decided or nil, missing = missing, left_ms = left_ms,
+  former = rank == 0 and former ~= consumer and former or nil})

@@ -13,7 +13,8 @@ if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return cmsgpack.pack({found = 0})
 end
 local held = redis.call('HGET', key('leases', group), slot)
-if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
+local newest = tonumber(string.match(held or '', '^%d+') or 0)
+if newest > tonumber(token) or newest == tonumber(token) and string.find(held, ' ended', 1, true) then
   return cmsgpack.pack({found = 0})
 end
 local returned, emptied = return_slot(group, slot, false, PAGE.taken_over, token)

@@ -9,7 +9,7 @@ local ask = cmsgpack.unpack(ARGV[1])
 local group, slot, token, outcome, seqs = ask.group, ask.slot, ask.token, ask.outcome, ask.seqs
 local why = {text = ask.reason.text, exception = ask.reason.exception, consumer = ask.consumer}
 local held = redis.call('HGET', key('leases', group), slot)
-if held == token .. ' ended' then
+if held == token .. ' ended' or ask.ends and held == token .. ' requeued ended' then
   return cmsgpack.pack('ok')
 elseif held ~= token and held ~= token .. ' part' then
   return cmsgpack.pack('lost')
@@ -30,7 +30,8 @@ else
   return_held(group, held_by(group, slot, seqs), outcome == 'fail' and why, true)
 end
 if ask.ends then
-  redis.call('HSET', key('leases', group), slot, token .. ' ended')
+  local requeued = outcome == 'release' or outcome == 'fail'
+  redis.call('HSET', key('leases', group), slot, token .. (requeued and ' requeued ended' or ' ended'))
 end
 if rule.groups_per_version or has_entered() or redis.call('EXISTS', key('queue', '#room')) == 1 then
   --@include waking

@@ -9,7 +9,7 @@ begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local group, slot, token = ask.group, ask.slot, ask.token
 local held = redis.call('HGET', key('leases', group), slot)
-if string.match(held or '', '^%d+') ~= token or held == token .. ' ended' then
+if string.match(held or '', '^%d+') ~= token or string.find(held, ' ended', 1, true) then
   return cmsgpack.pack({fresh = false})
 end
 local members, stale = {}, held == token .. ' lost'

@@ -11,15 +11,13 @@ import msgspec
 
 from redrb.checks import check_choice, checked_int
 from redrb.codec.wire import MAX_SAMPLES
-from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, packed
+from redrb.connection.client import Request
+from redrb.connection.transport import Pipeline, Replication, Reply, packed
 from redrb.errors import ConfigError
-from redrb.lua.calls import Call
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import Call, scripted_request
 from redrb.stream.arguments import checked_period_ms
 from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import transaction_results
-from redrb.stream.put.replication import Replication
 from redrb.stream.take.cause import Cause
 from redrb.stream.task.store import TaskStore
 

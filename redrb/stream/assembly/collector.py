@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
 from redrb.connection.deadline import Deadline, here
+from redrb.connection.transport import Replication
 from redrb.errors import (
     ConfigError,
     DecodeError,
@@ -35,7 +36,6 @@ from redrb.stream.put.batch import Claim, PutBatch
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Groups, Preparer
 from redrb.stream.put.producer import PartsEnded, Producer
-from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import msgpack
 import msgspec
 
 from redrb.codec import EncodedGroup
@@ -138,6 +137,11 @@ class PutBatch:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups."""
+        return sum([group.nbytes for group in self.groups])
+
     def raise_refused(self) -> None:
         """Raise the error of the first group that cannot be stored; its notes name the others.
 
@@ -185,7 +189,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
+    priority, values, pack = batch.options.priority, batch.values, msgspec.msgpack.encode
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
     rights = batch.rights.numbers or [None] * len(batch.groups)

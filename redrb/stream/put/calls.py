@@ -12,13 +12,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from redrb.codec import EncodedGroup
-from redrb.connection.request import Request
-from redrb.connection.transport import Pipeline, Reply, packed, without_errors
+from redrb.connection.client import Request
+from redrb.connection.transport import Pipeline, Replication, Reply, packed, without_errors
 from redrb.errors import StoreError
-from redrb.lua.calls import Call, Found
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import Call, Found, scripted_request
 from redrb.stream.put.batch import Claim
-from redrb.stream.put.replication import Replication
 from redrb.stream.task.entries import ID_BASE
 from redrb.stream.task.store import TaskStore
 
@@ -26,17 +24,7 @@ MOST_EVICTED = 32
 """Most groups that one call evicts, unless its put has more: a lowered limit needs several."""
 
 PutOutcome: TypeAlias = Literal[
-    "ok",
-    "again",
-    "full",
-    "never",
-    "gone",
-    "changed",
-    "forgotten",
-    "more",
-    "known",
-    "past",
-    "ended",
+    "ok", "again", "full", "never", "gone", "changed", "forgotten", "more", "known", "past", "ended"
 ]
 
 

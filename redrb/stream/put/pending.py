@@ -1,4 +1,4 @@
-"""`PendingPut`: the state of one unfinished put: its number, its groups, how many are stored."""
+"""The state of one unfinished put: its number, its groups, how many are stored, what is tried."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, field
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.calls import Evict, Put, PutReply
+from redrb.stream.put.calls import Put, PutReply
 from redrb.stream.task.description import TaskDescription
 
 CHUNK_GROUPS = 32
@@ -24,8 +24,8 @@ class ProducerIdentity:
 
     Attributes:
         operation: Number of its last put.
-        interrupted: Whether the connection broke during an attempt. That attempt may still reach
-            the server, and must then find the number of a put that is done.
+        interrupted: Whether an attempt may have been sent whose reply is unknown. It may still
+            reach the server, and must then find the number of a put that is done.
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -43,7 +43,7 @@ class PendingPut:
         numbered: Whether the next chunk has its operation number: the identity's last one.
         incarnation: Incarnation of the task in which the chunk got its number.
         epoch: Epoch in which it got its number; all attempts to store the chunk name it.
-        repeated: Whether an attempt to store the chunk was sent whose reply is unknown.
+        repeated: Whether an attempt to store the chunk may have been stored without a reply.
         sent: The request for the next chunk, if it was sent already.
         counted: Whether a chunk is stored, and with the first one the groups that were dropped.
     """
@@ -62,7 +62,7 @@ class PendingPut:
     def number(self, incarnation: str, epoch: int) -> None:
         """Give the next chunk its operation number; all attempts to store it use the same one."""
         self.identity.operation += 1
-        self.numbered, self.repeated = True, False
+        self.numbered = True
         self.incarnation, self.epoch = incarnation, epoch
 
     def chunk(self) -> PutBatch:
@@ -77,7 +77,7 @@ class PendingPut:
             end += 1
         return self.batch.part(start, end)
 
-    def storing(self, batch: PutBatch, description: TaskDescription) -> Put:
+    def call(self, batch: PutBatch, description: TaskDescription) -> Put:
         """Return the call that counts groups of the chunk.
 
         It names the settings that the batch was prepared for, because the task may have others by
@@ -89,7 +89,7 @@ class PendingPut:
             operation=self.identity.operation,
             epoch=self.epoch,
             samples=sum([group.samples for group in batch.groups]),
-            nbytes=sum([group.nbytes for group in batch.groups]),
+            nbytes=batch.nbytes,
             filtered=batch.filtered,
             expired=batch.expired,
             revision=batch.revision,
@@ -100,14 +100,31 @@ class PendingPut:
             parts=batch.parts,
         )
 
-    def evicting(self, batch: PutBatch, least: int, *, stalest: bool) -> Evict:
-        """Return the call that makes room for groups of the chunk."""
-        return Evict(
-            producer=self.identity.name,
-            operation=self.identity.operation,
-            epoch=self.epoch,
-            groups=len(batch.groups),
-            nbytes=sum([group.nbytes for group in batch.groups]),
-            least=least,
-            stalest=stalest,
-        )
+    def note_stored(self, reply: PutReply) -> None:
+        """Note that the chunk, or its first groups, are stored."""
+        self.ids += range(reply.last - reply.stored + 1, reply.last + 1)
+        self.identity.interrupted |= self.repeated
+        self.numbered, self.repeated, self.counted = False, False, True
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The next attempt to store a chunk of a put.
+
+    Attributes:
+        most: How many of its groups to store, at most, from the first.
+        evict: Least number of groups to evict in the same transaction; None: evict nothing.
+        queued: Whether the producer has queued for room.
+        refused: Earlier attempts that found no room.
+    """
+
+    pending: PendingPut
+    most: int = CHUNK_GROUPS
+    evict: int | None = None
+    queued: bool = False
+    refused: int = 0
+
+    @property
+    def batch(self) -> PutBatch:
+        """The groups to store."""
+        return self.pending.chunk().part(0, self.most)

@@ -10,16 +10,12 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from redrb.codec import (
-    EncodedGroup,
-    check_and_encode_groups,
-)
+from redrb.codec import EncodedGroup, check_and_encode_groups
 from redrb.connection.transport import SURE_BYTES
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of, padded_rows
 from redrb.experience.checking import check_groups
-from redrb.experience.records import batch_size, per_sample
 from redrb.stream.orders import ByAdmission, Order, ignores_priority
 from redrb.stream.put.batch import NO_VALUES, PutBatch, index_values, reads_samples
 from redrb.stream.put.filters import Filter, passing
@@ -46,34 +42,12 @@ _NO_LISTS = (str, bytes, Mapping, Tensor)
 """Iterable types that are no list of samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedRows:
-    """A batch whose rows with the same `group_id` are one group; a row without one is a group."""
-
-    experience: Experience
-
-    def rows(self) -> list[list[int]]:
-        """Return the row numbers of each group, groups in the order of their first rows."""
-        size = batch_size(self.experience)
-        found: dict[object, list[int]] = {}
-        for row, group_id in enumerate(per_sample(self.experience, "group_id", size)):
-            found.setdefault(row if group_id is None else group_id, []).append(row)
-        return list(found.values())
-
-    def groups(self) -> list[list[BufferItem]]:
-        """Return the samples of each group."""
-        items = split_experience_batch(self.experience)
-        return [[items[row] for row in rows] for rows in self.rows()]
-
-
-def groups_of(items: Items | GroupedRows) -> Groups:
+def groups_of(items: Items) -> Groups:
     """Return the groups of a `put`: a list of samples is one, an Experience one a row."""
     if isinstance(items, BufferItem):
         return [[items]]
     if isinstance(items, Experience):
         return items
-    if isinstance(items, GroupedRows):
-        return items.groups()
     group = as_list(items, "samples")
     return [group] if group else []
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrb.connection.deadline import Deadline, here
 from redrb.errors import ConfigError, StoreError, StoreFull
-from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import AskRoom, Evict, PutReply
-from redrb.stream.put.pending import PendingPut
+from redrb.stream.put.pending import Attempt
 from redrb.stream.task.lookup import stats_of
 from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.words import agreeing, counted
@@ -22,30 +20,6 @@ EVICTION_ATTEMPTS = 8
 
 MOST_NAMED = 4
 """Consumer groups that an error names."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """The next attempt to store a chunk of a put.
-
-    Attributes:
-        count: How many of them to store, from the first.
-        evict: Least number of groups to evict in the same transaction; None: evict nothing.
-        queued: Whether the producer has queued for room.
-        refused: Earlier attempts that found no room.
-    """
-
-    pending: PendingPut
-    chunk: PutBatch
-    count: int
-    evict: int | None = None
-    queued: bool = False
-    refused: int = 0
-
-    @property
-    def batch(self) -> PutBatch:
-        """The groups to store."""
-        return self.chunk.part(0, self.count)
 
 
 class Room:
@@ -66,13 +40,13 @@ class Room:
         if self._on_full != "block":
             attempt.evict = 0 if self._evicts else None
             return
-        sizes = [group.nbytes for group in attempt.chunk.groups]
+        sizes = [group.nbytes for group in attempt.pending.chunk().groups]
         name = attempt.pending.identity.name
         attempt.queued = True
         while True:
             room = self._store.call(AskRoom(name, QUEUE_TTL_MS, sizes))
             if room.granted > 0:
-                attempt.count = room.granted
+                attempt.most = room.granted
                 return
             self._pause(attempt, PutReply("full", setting=room.setting))
 
@@ -97,9 +71,18 @@ class Room:
         else:
             raise self._full(attempt, reply)
 
-    def evicting(self, pending: PendingPut, batch: PutBatch, least: int) -> Evict:
+    def evicting(self, attempt: Attempt, least: int) -> Evict:
         """Return the call that evicts waiting groups until some groups of a put have room."""
-        return pending.evicting(batch, least, stalest=self._on_full == "drop_stalest")
+        pending, batch = attempt.pending, attempt.batch
+        return Evict(
+            producer=pending.identity.name,
+            operation=pending.identity.operation,
+            epoch=pending.epoch,
+            groups=len(batch.groups),
+            nbytes=batch.nbytes,
+            least=least,
+            stalest=self._on_full == "drop_stalest",
+        )
 
     def leave(self, attempt: Attempt) -> None:
         """Give the room that was kept for a put that ends without it to producers that wait."""
@@ -108,21 +91,21 @@ class Room:
                 self._store.call(AskRoom(attempt.pending.identity.name, 0))
 
     def _try_fewer(self, attempt: Attempt) -> None:
-        if attempt.count == 1:
+        groups = attempt.batch.groups
+        if len(groups) == 1:
             error = ConfigError(
-                f"task {self._store.task!r}: a group of {attempt.chunk.groups[0].nbytes} bytes is "
+                f"task {self._store.task!r}: a group of {groups[0].nbytes} bytes is "
                 "larger than max_bytes: raise it, or make groups smaller."
             )
             error.bad_groups = (len(attempt.pending.ids),)
             raise error
-        attempt.count = max(1, attempt.count // 2)
+        attempt.most = max(1, len(groups) // 2)
 
     def _evict(self, attempt: Attempt, reply: PutReply) -> None:
         """Evict groups now, or let the next attempt evict them."""
-        batch = attempt.batch
         if reply.setting == "memory":  # memory is freed by whole nodes of entries: ask for more
-            least = len(batch.groups) << attempt.refused
-            self._store.call(self.evicting(attempt.pending, batch, least))
+            least = len(attempt.batch.groups) << attempt.refused
+            self._store.call(self.evicting(attempt, least))
             attempt.evict = None
             return
         if attempt.evict is None:
@@ -131,7 +114,7 @@ class Room:
         more = True
         # a limit was lowered, or leased groups stand before those that may go
         while more and not here().pages_over:
-            more = self._store.call(self.evicting(attempt.pending, batch, 0)).more
+            more = self._store.call(self.evicting(attempt, 0)).more
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""

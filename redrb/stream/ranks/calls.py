@@ -13,9 +13,6 @@ from redrb.stream.task.entries import Count
 
 MOST_RANKS = 4096
 
-KEPT_STEPS = 64
-"""Decisions that ranks may not have read yet: batches that rank 0 may prefetch."""
-
 
 class RankStep(msgspec.Struct, frozen=True):
     """One rank in one step."""
@@ -64,15 +61,16 @@ class StepReply(msgspec.Struct, frozen=True):
     """The reply to a rank.
 
     Attributes:
-        starts: This process was not this rank before: numbers count from 0 again.
+        number: The number of the decision: another one than asked for if the rank has started, or
+            another rank.
         replaced: Another process is this rank now; there is nothing else then.
         decision: The `Decision` that stands, as JSON; None: there is none yet.
         missing: Ranks that have not asked, before the first decision.
         left_ms: Time until the first of the other ranks ends its wait, as far as they wait.
-        former: The consumer that was rank 0 before, with number 0.
+        former: The consumer that was rank 0 before.
     """
 
-    starts: bool = False
+    number: int = 0
     replaced: bool = False
     decision: str | None = None
     missing: tuple[int, ...] = ()
@@ -85,11 +83,10 @@ class AskStep(Call[StepReply], frozen=True):
 
     Attributes:
         consumer: The process that is this rank.
-        number: Decisions that it has got since it started.
+        number: The decision that comes next; it has got those before.
         joined: Whether this process was this rank before.
         left_ms: Time that it waits yet; None: no limit, or it is rank 0.
         decision: JSON of a `Decision`, which stands if there is no other one.
-        kept: Decisions that are kept.
     """
 
     script: ClassVar = "ranks/ask"
@@ -101,19 +98,28 @@ class AskStep(Call[StepReply], frozen=True):
     joined: bool
     left_ms: int | None = None
     decision: str | None = None
-    kept: int = KEPT_STEPS
 
 
-class AskRead(Call[tuple[int, ...]], frozen=True):
+class Unread(msgspec.Struct, frozen=True):
+    """Which ranks have not read the parts of a decision.
+
+    Attributes:
+        missing: Ranks that have still to read theirs.
+        skipped: Whether one never will, as it has started again since.
+    """
+
+    missing: tuple[int, ...] = ()
+    skipped: bool = False
+
+
+class AskRead(Call[Unread], frozen=True):
     """Ask which ranks have not read the parts of a decision yet; they wake rank 0 then.
 
     Attributes:
-        consumer: Rank 0.
         number: Number of the decision.
     """
 
     script: ClassVar = "ranks/read"
     group: str
-    consumer: str
     world_size: int
     number: int

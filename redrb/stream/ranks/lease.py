@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from redrb.codec import GroupLayout
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.errors import LeaseLost
 from redrb.stream.take.calls import Finish, Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -61,14 +61,14 @@ class RankLease(Lease):
     The batch is one lease of rank 0. Its `ack`, `release`, `fail` and `abandon` without ids end the
     groups of all ranks; an `ack` of other ranks is a note in their process. Call it after the
     optimizer step, when all ranks have trained their parts. A GPU may do that step later: so it
-    waits until all ranks have read theirs, at most for `lease_ms`. `reject` and `expire`, and the
-    other calls with ids, end groups of this part at once, on every rank.
+    waits until all ranks have read theirs, at most for `lease_ms`. `reject` and `expire`, and all
+    calls of rank 0 with ids, end groups of this part only, at once.
 
     Attributes:
-        unread: Waits until all ranks have read their parts, and returns those that have not.
+        unread: Waits until all ranks have read their parts, and returns why one has not.
     """
 
-    unread: Callable[[], tuple[int, ...]] = tuple
+    unread: Callable[[], str] = str
 
     def __init__(self, part: LeasePart, whole: LeasePart | None = None) -> None:
         """Make the lease of a rank; rank 0 has the `whole` batch, of which `part` is a part."""
@@ -91,25 +91,39 @@ class RankLease(Lease):
             self._whole.abandon()
         super().abandon()
 
+    def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: Cause = NO_CAUSE) -> None:
+        whole = self._whole
+        if whole is None or ids is not None or outcome in ("reject", "expire"):
+            super()._end(outcome, ids, reason)
+            return
+        self._check_held()
+        if outcome == "ack" and (unread := self.unread()):
+            lost = LeaseLost(task=whole.task, ids=whole.ids, why=f"{unread}. {_AGAIN}")
+            self._end("release", None)
+            raise lost
+        self._end_whole(outcome, whole, whole.ids, reason)
+        self._part.note_ended(self._part.ids)
+
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> None:
         ids, whole = tuple(seq for _, seqs in chosen for seq in seqs), self._whole
         if whole is not None:
-            all_ranks = len(ids) == len(self._part) and outcome in ("ack", "release", "fail")
-            if all_ranks and outcome == "ack" and (unread := self.unread()):
-                self._end_parts("release", chosen)
-                why = f"ranks {', '.join(map(str, unread))} have not read their parts. {_AGAIN}"
-                raise LeaseLost(task=self._part.task, ids=ids, why=why)
-            ending = whole.ids if all_ranks else tuple(seq for seq in ids if seq in whole.layouts)
-            try:
-                super()._end_parts(outcome, [(whole, ending)], reason)
-            except LeaseLost:
-                self._part.abandon()
-                raise
+            held = tuple(seq for seq in ids if seq in whole.layouts)
+            self._end_whole(outcome, whole, held, reason)
         elif outcome != "ack":
             super()._end_parts(outcome, chosen, reason)
             return
         self._part.check_own()
         self._part.note_ended(ids)
+
+    def _end_whole(
+        self, outcome: Outcome, whole: LeasePart, ids: tuple[int, ...], reason: Cause
+    ) -> None:
+        """End groups of the lease of all ranks; if it is lost, so is the part."""
+        try:
+            super()._end_parts(outcome, [(whole, ids)], reason)
+        except LeaseLost:
+            self._part.abandon()
+            raise
 
 
 def without_payload(layout: GroupLayout) -> GroupLayout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import scripted_request
 from redrb.stream.ranks.calls import (
     MOST_RANKS,
     AskRead,
@@ -36,12 +37,11 @@ from redrb.stream.ranks.calls import (
 from redrb.stream.ranks.dealing import deal
 from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
-from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw
+from redrb.stream.take.part import Draw, claimed_part
 from redrb.stream.take.taker import Taker, batch_timeout
-from redrb.stream.task.entries import entry_id, first_ids, parse_entry
+from redrb.stream.task.entries import entry_id, first_ids, parse_entries
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -113,7 +113,8 @@ class Ranks:
 
     def _begin(self) -> None:
         self._joined = -1  # the rank that this process is
-        self._number = 0  # decisions that it has got since
+        self._number = 0  # of its next decision
+        self._missing: tuple[int, ...] = ()  # ranks that had not asked when it asked last
         self._former = ""  # the rank 0 before, whose groups were requeued
         self._proposal: _Proposal | None = None  # one that may have been accepted
 
@@ -168,6 +169,7 @@ class Ranks:
             ready = not reply.missing
             if ready and proposal is None:
                 proposal = self._propose(request, reply.left_ms)
+                ready = not self._missing
             elif not ready and here().over:
                 self._withdraw(proposal)
                 error = self._timeout(request, reply.missing)
@@ -179,8 +181,9 @@ class Ranks:
         """Take and deal a batch, until the first rank that waits already has its time up."""
         place, consumer = request.place, self._consumer
         try:
-            with Deadline(None if left_ms is None else left_ms / 1000):
-                whole = self._taker.take(request.take)
+            with Deadline(None if left_ms is None else left_ms / 1000) as deadline:
+                look = partial(self._look, request, deadline)
+                whole = self._taker.take(request.take, waiter=self._waiter, look=look)
         except (BatchTimeout, ConfigError, RecordError) as error:
             return self._refusal(request, error)
         [part] = whole.parts
@@ -205,6 +208,13 @@ class Ranks:
             *(place.step, request.spec, slot.name, slot.token, part.incarnation, parts, total)
         )
         return _Proposal(request, _packed(decision), RankLease(own, part))
+
+    def _look(self, request: PartRequest, deadline: Deadline) -> None:
+        """End rank 0's take with the first wait of the other ranks."""
+        reply = self._ask(request, None)
+        left_ms = reply.left_ms if reply.decision is None else 0
+        if left_ms is not None:
+            deadline.wait_until = min(deadline.wait_until, time.monotonic() + left_ms / 1000)
 
     def _refusal(self, request: PartRequest, error: RedrbError) -> _Proposal:
         """Return the proposal of an error for all ranks."""
@@ -244,7 +254,7 @@ class Ranks:
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
         raw = self._payload(place, part.ids)
-        found = dict(map(parse_entry, raw))
+        found = dict(parse_entries(raw))
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."
@@ -284,21 +294,22 @@ class Ranks:
 
         def entries(replies: list[Reply]) -> list[Reply]:
             *found, reply = without_errors(replies)
-            self._number = 0 if asked.read(reply).starts else asked.number
+            self._number = asked.read(reply).number
             return [entry for one in found for entry in one]
 
         return scripted_request(self._store.client, pipeline, entries).result()
 
-    def _unread(self, world_size: int, number: int) -> tuple[int, ...]:
-        """Wait until all ranks have read a decision; returns those that have not in time."""
+    def _unread(self, world_size: int, number: int) -> str:
+        """Wait until all ranks have read a decision; returns why one has not, "" if all have."""
         consumer = self._consumer
-        ask = AskRead(consumer.group, consumer.name, world_size, number)
+        ask = AskRead(consumer.group, world_size, number)
         with Deadline(consumer.lease_ms / 1000) as deadline:
-            while unread := self._store.call(ask):
-                if deadline.over:
-                    break
+            while (reply := self._store.call(ask)).missing and not (reply.skipped or deadline.over):
                 self._store.wait_for_wake(f"{consumer.name}.read")
-        return unread
+        if reply.skipped:
+            return "a rank has started again before it had read its part"
+        ranks = ", ".join(map(str, reply.missing))
+        return f"ranks {ranks} have not read their parts" if ranks else ""
 
     def _check_same(self, request: PartRequest, decision: Decision) -> None:
         """Check that rank 0 has asked for the same; the next take gets its part all the same."""
@@ -352,6 +363,10 @@ class Ranks:
             missing_ranks=missing,
         )
 
+    @property
+    def _waiter(self) -> str:
+        return f"{self._consumer.name}.rank"
+
     def _call(
         self, place: RankStep, number: int, left_ms: int | None = None, decision: str | None = None
     ) -> AskStep:
@@ -369,9 +384,7 @@ class Ranks:
                 f"process has taken rank {rank} over. Give every process a different rank, and "
                 "every job its own group=."
             )
-        self._joined = rank
-        if reply.starts:
-            self._number = 0
+        self._joined, self._number, self._missing = rank, reply.number, reply.missing
         return reply
 
     def _wait(self, request: PartRequest, reply: StepReply) -> None:
@@ -382,7 +395,7 @@ class Ranks:
             f"{place.step}: rank {place.rank} waits for rank {ranks}",
             self._store.keys.namespace,
         )
-        self._store.wait_for_wake(f"{self._consumer.name}.rank")
+        self._store.wait_for_wake(self._waiter)
 
 
 def _packed(decision: Decision) -> str:

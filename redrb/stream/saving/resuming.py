@@ -20,11 +20,10 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.deadline import Deadline, here
-from redrb.connection.transport import Pipeline
+from redrb.connection.transport import Pipeline, Replication
 from redrb.errors import ConfigError, RedrbError, TaskMismatch
 from redrb.experience import Status
 from redrb.stream.put.calls import Adopt, Put
-from redrb.stream.put.replication import Replication
 from redrb.stream.saving.checking import CheckedContents, CheckedFile, open_saved
 from redrb.stream.saving.directory import read_index
 from redrb.stream.saving.file import Kind, SaveReader
@@ -214,7 +213,7 @@ class Resumption:
         self._done = state.place if state.file == file.saved.checksum else 0
         self._row = b"" if self._done else state.row
         self._place = 1  # of the record that was read last; the header's is 1
-        self._page = _Page(places=[1])
+        self._page = _Page(places=[] if self._done else [1])
         self._marks: list[tuple[int, str, int]] = []  # last id, status, train step
         self._producer, self._operation, self._epoch = uuid.uuid4().hex, 0, 0
         self._replication = Replication(file.store.client.min_replicas)

@@ -23,7 +23,7 @@ from redrb.stream.saving.records import (
     SourceRecord,
     TaskHeader,
 )
-from redrb.stream.task.entries import SavedFacts, entry_id, parse_entry, unpack_facts
+from redrb.stream.task.entries import SavedFacts, entry_id, parse_entries, unpack_facts
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import Reading
 
@@ -74,7 +74,7 @@ class TaskReader:
             page = self._execute("XRANGE", stream, entry_id(after + 1), end, "COUNT", count)
             if not page:
                 return
-            entries = list(map(parse_entry, page))
+            entries = parse_entries(page)
             read = ReadRecords(list(self.header.groups), [str(seq) for seq, _ in entries])
             reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
             if reply.last < self.header.last:

@@ -9,13 +9,33 @@ import torch
 from torch import Tensor
 
 from redrb.errors import RecordError, StoreError
-from redrb.experience import BufferItem, Experience
-from redrb.experience.records import batch_size, named_tensors
+from redrb.experience import BufferItem, Experience, split_experience_batch
+from redrb.experience.records import batch_size, named_tensors, per_sample
 from redrb.experience.rows import select_rows, with_tensors
 from redrb.stream.admission import Admission
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.preparer import GroupedRows, Items, as_list
+from redrb.stream.put.preparer import Groups, Items, as_list, groups_of
 from redrb.stream.put.rights import Rights
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """A batch whose rows with the same `group_id` are one group; a row without one is a group."""
+
+    experience: Experience
+
+    def rows(self) -> list[list[int]]:
+        """Return the row numbers of each group, groups in the order of their first rows."""
+        size = batch_size(self.experience)
+        found: dict[object, list[int]] = {}
+        for row, group_id in enumerate(per_sample(self.experience, "group_id", size)):
+            found.setdefault(row if group_id is None else group_id, []).append(row)
+        return list(found.values())
+
+    def groups(self) -> list[list[BufferItem]]:
+        """Return the samples of each group."""
+        items = split_experience_batch(self.experience)
+        return [[items[row] for row in rows] for rows in self.rows()]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +68,11 @@ class SendJob:
             if not isinstance(item, BufferItem):
                 raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
         return cls(list(samples), min(1, len(samples)), sum(map(_nbytes, samples)), options)
+
+    def as_groups(self) -> Groups:
+        """Return the groups to put."""
+        items = self.items
+        return items.groups() if isinstance(items, GroupedRows) else groups_of(items)
 
     def part(self, first: int, step: int) -> SendJob:
         """Return every `step`-th group from `first` on; views of tensors where rows are groups."""

@@ -16,8 +16,8 @@ from redrb.stream import ExperienceStream
 from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.preparer import GroupedRows, Items
-from redrb.stream.sending.job import SendJob
+from redrb.stream.put.preparer import Items
+from redrb.stream.sending.job import GroupedRows, SendJob
 from redrb.stream.sending.write_behind import WriteBehind
 
 MAX_GROUPS = 256

@@ -17,7 +17,6 @@ from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, SendFailed, StoreError, StoreFull, StoreUnavailable
 from redrb.forks import mark
 from redrb.stream import ExperienceStream
-from redrb.stream.put.preparer import groups_of
 from redrb.stream.put.writer import PutInFlight
 from redrb.stream.sending.job import SendJob
 from redrb.words import counted
@@ -225,7 +224,7 @@ class WriteBehind:
         try:
             for copy in job.copies:
                 copy.synchronize()
-            batch = in_flight.prepare(groups_of(job.items), job.options)
+            batch = in_flight.prepare(job.as_groups(), job.options)
         except Exception as error:  # noqa: BLE001 (the next call raises it, and other jobs go on)
             job.return_rights()
             self.fail(error, job.groups)

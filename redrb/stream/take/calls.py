@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 from redis.exceptions import ResponseError
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
-from redrb.lua.calls import Call, Found, Page
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import Call, Found, Page, scripted_request
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.task.entries import first_ids, parse_entry
+from redrb.stream.task.entries import first_ids, parse_entries
 from redrb.stream.task.store import TaskStore
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
@@ -158,7 +157,7 @@ class Take(Call[TakeReply], frozen=True):
         if isinstance(payload, ResponseError):
             raise payload
         raw = payload[0][1] if payload else []
-        entries = list(map(parse_entry, raw))
+        entries = parse_entries(raw)
         if reply.members:
             by_id = dict(entries)
             entries = [(seq, by_id[seq]) for seq in map(int, reply.members) if seq in by_id]

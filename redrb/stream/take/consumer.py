@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from redrb.connection.request import Request
+from redrb.connection.client import Request
 from redrb.experience import Status
 from redrb.forks import in_child
 from redrb.lua.pages import PAGES
@@ -46,6 +46,11 @@ class Slot:
     number: int
     token: str
     since: float
+
+    @property
+    def lease(self) -> tuple[str, int, str]:
+        """What names the lease in it, of all leases of all processes."""
+        return self.owner, self.number, self.token
 
     @property
     def name(self) -> str:
@@ -126,8 +131,7 @@ class Slot:
 
     def count(self, groups: int) -> None:
         """Note groups that the slot leases further; negative: no longer."""
-        if not self.is_copy:
-            self.consumer.count(self, groups)
+        self.consumer.count(self, groups)
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
@@ -146,8 +150,7 @@ class Slot:
 
     def free(self) -> None:
         """Let another lease use the slot; repeated, it frees nothing that a later lease uses."""
-        if not self.is_copy:
-            self.consumer.free(self)
+        self.consumer.free(self)
 
 
 class Consumer:
@@ -187,8 +190,7 @@ class Consumer:
         self.name = self.worker.name
         self._tokens = itertools.count(1)
         self.silences, self._silent_s = Silences(), 0.0
-        self._slots: dict[int, str] = {}  # slot -> token of the lease in it
-        self._leased: dict[int, int] = {}  # slot -> groups leased in it
+        self._leased: dict[tuple[str, int, str], int] = {}  # lease -> groups; none of a parent's
         self.abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self.given_up: deque[Slot] = deque()
         self._taken_over = 0  # groups, by beats that follow each other at once
@@ -210,22 +212,22 @@ class Consumer:
         """Return a slot that no lease of this consumer uses, with a new token."""
         self.attend()
         with self._lock:
-            number = next(free for free in itertools.count() if free not in self._slots)
-            token = self._slots[number] = str(next(self._tokens))
-        return Slot(self, self.name, number, token, time.monotonic())
+            used = {number for _, number, _ in self._leased}
+            number = next(free for free in itertools.count() if free not in used)
+            slot = Slot(self, self.name, number, str(next(self._tokens)), time.monotonic())
+            self._leased[slot.lease] = 0
+        return slot
 
     def free(self, slot: Slot) -> None:
         """Let another lease use a slot."""
         with self._lock:
-            if self._slots.get(slot.number) == slot.token:
-                del self._slots[slot.number]
-                self._leased.pop(slot.number, None)
+            self._leased.pop(slot.lease, None)
 
     def count(self, slot: Slot, groups: int) -> None:
         """Note groups that a slot leases further; negative: no longer."""
         with self._lock:
-            if self._slots.get(slot.number) == slot.token:
-                self._leased[slot.number] = self._leased.get(slot.number, 0) + groups
+            if slot.lease in self._leased:
+                self._leased[slot.lease] += groups
 
     @property
     def held(self) -> int:
@@ -266,7 +268,7 @@ class Consumer:
         if pulse.outcome == "anew":
             self._task.reopen()
             pulse = self._renew()
-        elif pulse.outcome == "lost" and self._slots:
+        elif pulse.outcome == "lost" and self._leased:
             _log.warning(
                 "task %r: the heartbeat came too late, after %.1f s; lease_ms=%d",
                 name,

@@ -6,8 +6,8 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TypeAlias
 
+from redrb.connection.client import Request
 from redrb.connection.deadline import GRACE_S, Deadline
-from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError, StoreUnavailable
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause

@@ -1,21 +1,29 @@
-"""`LeasePart`: the groups of one task that one holder in Redis leases."""
+"""`LeasePart`: the groups of one task that one holder in Redis leases, from their claim on."""
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Protocol, Self
 
-from redrb.codec import GroupLayout
-from redrb.connection.request import Request
-from redrb.errors import LeaseLost
+from redrb.codec import GroupLayout, parse_group
+from redrb.connection.client import Request
+from redrb.errors import DecodeError, LeaseLost
 from redrb.experience import Status
 from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.take.consumer import Consumer
+from redrb.stream.take.rollout_reading import ROLLOUT, read_rollouts
+from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
+from redrb.stream.task.store import TaskStore
+from redrb.unpacking import Reading
+
+_log = logging.getLogger("redrb")
 
 
 class Holder(Protocol):
@@ -202,3 +210,84 @@ class LeasePart:
         if self.layouts:
             self.layouts = {}
             self._finalizer()
+
+
+def claimed_part(
+    store: TaskStore,
+    consumer: Consumer,
+    entries: Sequence[tuple[int, bytes | None]],
+    holder: Holder,
+    *,
+    status: Status,
+    incarnation: str,
+    draw: Draw | None,
+    first_ids: Mapping[int, int],
+    least: int,
+) -> LeasePart | None:
+    """Return the part of a lease that holds claimed entries.
+
+    Groups that cannot be decoded go to the dead letters, with the reason.
+
+    Args:
+        entries: Id and payload of each group that a script claimed for `holder`; None: it is gone.
+        first_ids: First id of the groups that were requeued with another one.
+        least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
+            is released.
+
+    Returns:
+        The part; None when the claim was released, or another consumer has taken it over.
+
+    Raises:
+        ConfigError, RecordError: Groups of rollouts cannot be read. After this, and after any error
+            of the reader, the claim was released.
+    """
+    good: list[tuple[int, GroupLayout]] = []
+    bad: list[tuple[int, DecodeError]] = []
+    for seq, payload in entries:
+        try:
+            if payload is None:
+                raise DecodeError("the payload is gone")
+            good.append((seq, parse_group(payload)))
+        except DecodeError as error:
+            bad.append((seq, error.with_traceback(None)))
+    for seq, why in bad:
+        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, why)
+        ends = not good and seq == bad[-1][0]
+        reason = Cause.of(why, "cannot be decoded: ")
+        if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
+            return None  # it is lost
+    ids = [seq for seq, _ in good]
+    rollouts = frozenset(seq for seq, layout in good if ROLLOUT in layout.extras[0])
+    try:
+        for place, (seq, layout) in enumerate(good if rollouts else ()):
+            if seq in rollouts:
+                good[place] = seq, read_rollouts(store.task, seq, layout, consumer.reader)
+    except BaseException:
+        holder.release(ids)
+        raise
+    if not bad and len(good) >= least:
+        expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
+        return LeasePart(
+            store.task,
+            good,
+            holder,
+            incarnation=incarnation,
+            draw=draw,
+            expiries=expiries,
+            status=status,
+            rollouts=rollouts,
+            origin=Origin(store, consumer.group, incarnation),
+            first_ids=first_ids,
+        )
+    if good or not bad:
+        holder.release(ids)
+    return None
+
+
+def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
+    key = f"{store.keys.prefix}expiries:{group}"
+    texts = store.client.execute("HMGET", key, *map(member_of, ids))
+    with Reading("the rules by which groups expired"):
+        return {
+            seq: text and Expiry.parse(text.decode()) for seq, text in zip(ids, texts, strict=True)
+        }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
-from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, LeasePart
+from redrb.stream.take.part import Draw, LeasePart, claimed_part
 from redrb.stream.task.never_full import never_full
 from redrb.stream.task.queries import no_query
 from redrb.stream.task.store import QUEUE_TTL_MS
@@ -82,11 +81,20 @@ class Taker:
         self._store = task.store
         self._consumer = consumer
 
-    def take(self, request: TakeRequest, ack: Lease | None = None) -> Lease:
+    def take(
+        self,
+        request: TakeRequest,
+        ack: Lease | None = None,
+        *,
+        waiter: str = "",
+        look: Callable[[], None] | None = None,
+    ) -> Lease:
         """Lease all groups of a request, or none.
 
         Args:
             ack: A lease of this consumer to acknowledge in the same round trip.
+            waiter: Its name, where others than makers wake it, too.
+            look: Is called after each wait, and may end this thread's deadline.
 
         Raises:
             BatchTimeout: Too few groups came in time; none was taken.
@@ -99,7 +107,7 @@ class Taker:
             while True:
                 slot = self._consumer.occupy()
                 try:
-                    reply = self._full_batch(slot, request, before)
+                    reply = self._full_batch(slot, request, before, waiter or slot.waiter, look)
                     before = None
                     lease = None
                     if reply.outcome == "taken":
@@ -216,14 +224,21 @@ class Taker:
             acknowledge_part(part, page)
         return part
 
-    def _full_batch(self, slot: Slot, request: TakeRequest, before: LeasePart | None) -> TakeReply:
+    def _full_batch(
+        self,
+        slot: Slot,
+        request: TakeRequest,
+        before: LeasePart | None,
+        waiter: str,
+        look: Callable[[], None] | None,
+    ) -> TakeReply:
         """Ask until the batch is full; returns the reply "taken", or "late"."""
         expired, deadline, search = 0, here(), None
         while True:
             last = deadline.over
             accepted = request if last else request.full
             ttl_ms = 0 if last else QUEUE_TTL_MS
-            sent = self._request(slot, accepted, ttl_ms, before, report=last, search=search)
+            sent = self._request(slot, accepted, ttl_ms, before, waiter, report=last, search=search)
             reply = sent.result()
             search = reply.search
             if reply.outcome == "gone":
@@ -250,7 +265,9 @@ class Taker:
                     f"{counted(reply.blocked, 'maker', 'wait')} for room",
                     self._store.keys.namespace,
                 )
-                self._store.wait_for_wake(slot.waiter)
+                self._store.wait_for_wake(waiter)
+                if look is not None:
+                    look()
 
     def _timeout(self, request: TakeRequest, reply: TakeReply, expired: int) -> BatchTimeout:
         leased_here = self._consumer.held

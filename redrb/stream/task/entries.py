@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
@@ -79,13 +79,20 @@ def texts_of(ids: Sequence[int | str], most: int) -> Iterator[list[str]]:
 
 
 @Reading("an entry of a task's stream")
+def parse_entries(entries: Iterable[Reply]) -> list[tuple[int, bytes | None]]:
+    """Return the id of each group and its bytes; None where the entry was deleted."""
+    return [
+        (
+            int(raw_id.rpartition(b"-")[2]),
+            fields[1] if fields and len(fields) in (2, 4) and fields[0] == b"g" else None,
+        )
+        for raw_id, fields in entries
+    ]
+
+
 def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
-    """Return the id of a group and its bytes; None where the entry was deleted."""
-    raw_id, fields = entry
-    seq = int(raw_id.rpartition(b"-")[2])
-    if not fields or len(fields) not in (2, 4) or fields[0] != b"g":
-        return seq, None
-    return seq, fields[1]
+    """Return the id of one group and its bytes, as `parse_entries` does."""
+    return parse_entries([entry])[0]
 
 
 @Reading("an entry of a task's stream")

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar, overload
 
 from redrb.connection import Client
+from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
-from redrb.lua.calls import Call, Page
-from redrb.lua.scripts import scripted_request
+from redrb.lua.calls import Call, Page, scripted_request
 from redrb.stream.task.wakes import wait_for_any
 
 P = TypeVar("P", bound=Page)

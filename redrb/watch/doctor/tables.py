@@ -9,9 +9,8 @@ from itertools import chain
 from typing import Final
 
 from redrb.connection import Client
-from redrb.connection.client import scan_hash
+from redrb.connection.client import Request, scan_hash
 from redrb.connection.deadline import here
-from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, without_errors
 from redrb.keys import TableKeys
 from redrb.lua.records import read_record, value_of

@@ -62,15 +62,16 @@ class Checkpoint:
                 f"weights {described.name!r} have no tensors of {prefix!r}, but "
                 f"{', '.join(sorted(published)[:3])}: give model=."
             )
-        changes = {}
-        for layer, (a, b) in pairs(adapter.tensors).items() if adapter is not None else ():
+        changes: dict[str, tuple[Tensor, Tensor, LoraConfig]] = {}
+        tensors, configs = ({}, {}) if adapter is None else (adapter.tensors, adapter.configs)
+        for layer, (a, b) in pairs(tensors).items():
             name = f"{layer.removeprefix(prefix)}.weight"
             if name not in stored:
                 raise WeightMismatch(
                     f"version {described.version} of weights {described.name!r} is an adapter of "
                     f"{name!r}, which the weights below it do not have."
                 )
-            changes[name] = a, b, adapter.configs[layer]
+            changes[name] = a, b, configs[layer]
         return cls(stored, changes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

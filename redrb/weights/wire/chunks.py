@@ -14,9 +14,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
-from redrb.connection.client import Sent
+from redrb.connection.client import Request, Sent
 from redrb.connection.failures import name_request
-from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes

@@ -12,8 +12,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from redrb.connection import Client
+from redrb.connection.client import Request
 from redrb.connection.cluster import Cluster
-from redrb.connection.request import Request
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.calls import foreign_keys_named
