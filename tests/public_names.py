@@ -53,7 +53,7 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "redrb-trainer": trainer.main,
 }
 
-_COMMAND = re.compile(r"^    ([a-z]+)", re.MULTILINE)
+_COMMAND = re.compile(r"^    ([a-z-]+)", re.MULTILINE)
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 

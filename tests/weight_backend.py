@@ -33,6 +33,7 @@ class BackendServer(EngineServer):
         hangs_at: Path whose next request begins to hang.
         holds: Path whose requests wait, before they do anything, until `go` is set.
         held: Set when such a request waits.
+        api_key: The key that it asks for; "": none.
         mode: That of the last pause.
         paused: Whether it is paused.
         unpaused: Loads that came while it was not.
@@ -48,6 +49,7 @@ class BackendServer(EngineServer):
         self.holds = ""
         self.held, self.go = threading.Event(), threading.Event()
         self.mode = ""
+        self.api_key = ""
         self.unpaused = 0
         self._port = 0
         self._boot()
@@ -107,6 +109,8 @@ class BackendServer(EngineServer):
         if request.path == self.holds:
             self.held.set()
             await asyncio.to_thread(self.go.wait, 60)
+        if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            added[request.path] = _unauthorized
         try:
             counted: Any = super()._count
             answer: web.StreamResponse = await counted(request, added.get(request.path, handler))
@@ -232,6 +236,10 @@ class BackendServer(EngineServer):
         }
         torn, self.torn = self.torn, {}
         return web.json_response({"choices": [choice | torn]})
+
+
+async def _unauthorized(_: web.Request) -> web.Response:
+    return web.json_response({"error": "Unauthorized"}, status=401)
 
 
 def _failed(text: str) -> web.Response:

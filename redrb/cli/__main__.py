@@ -13,6 +13,7 @@ from redrb.cli import (
     dashboard,
     dead,
     doctor,
+    engine_weights,
     exporter,
     inspect_,
     ls,
@@ -51,6 +52,7 @@ _COMMANDS = (
     rm,
     saving,
     weights,
+    engine_weights,
     exporter,
     completion,
 )

@@ -49,6 +49,7 @@ def test_commands_without_tensors_import_no_torch(real_url, namespace, tmp_path)
         (["weights", "show", "policy"], 0),
         (["weights", "show", "policy", "--tensors"], 0),
         (["weights", "rm", "policy"], 0),
+        (["engine-weights", "http://127.0.0.1:1", "--weights", "policy", "--at-once", "0"], 2),
         (["exporter", "--once"], 0),
         (["inspect", "task", "--follow", "--count", "0"], 2),
         (["inspect", "task", "1"], "0 numpy"),

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
@@ -19,7 +20,7 @@ from tenacity import wait_exponential
 from redrb.checks import checked_number
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist_async
-from redrb.errors import EngineError
+from redrb.errors import ConfigError, EngineError
 from redrb.train.engines.completions import Finish, Generation, Sampled, missing_in
 from redrb.train.engines.http import JsonClient
 from redrb.train.engines.labels import newer, parsed, weights_of
@@ -39,6 +40,9 @@ class Published:
     version: int
     created_s: float
 
+
+LOOK_S = 5.0
+"""Seconds in which a server must tell the label of its weights; one step may delay it."""
 
 QUIET_S = 1.0
 """Seconds without a reply after which a paused server is taken to have no aborted request left."""
@@ -68,6 +72,10 @@ class WeightsKeptError(EngineError):
     """
 
     is_damage = False
+
+
+class WeightsUnreachableError(WeightsKeptError):
+    """A server could not reach Redis, and still has the weights that it had: try it again."""
 
 
 class WeightsMixedError(EngineError):
@@ -132,6 +140,11 @@ class Engine(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def where(self) -> str:
+        """Scheme, host and port of the server."""
+        return self._client.where
 
     @property
     def has_lost_weights(self) -> bool:
@@ -266,6 +279,29 @@ class Engine(ABC):
                 if not self._lost:
                     self._open.set()
 
+    async def look(self) -> str:
+        """Return the label of the server's weights; `has_lost_weights` tells if it is another one.
+
+        Raises:
+            EngineError: The server does not answer within `LOOK_S`. The request is not repeated.
+            ConfigError: It has no such labels.
+        """
+        try:
+            async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation
+                found = await self._weights_label()
+        except TimeoutError as error:
+            raise self._error(f"does not answer within {LOOK_S:g} s.") from error
+        except EngineError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            raise ConfigError(
+                f"{error}. Give the address of the server itself, and no router's; vLLM 0.32 or "
+                "newer must be started with VLLM_SERVER_DEV_MODE=1."
+            ) from error
+        if self._label is not None:
+            self._note_label(found)
+        return found
+
     async def abort(self) -> None:
         """End all requests in flight, and all later ones at once, with what they have."""
         self._ended.set()
@@ -281,7 +317,8 @@ class Engine(ABC):
         """Wait until requests may be sent; False after `abort`."""
         while not self._ended.is_set() and not self._open.is_set():
             try:
-                await asyncio.wait_for(self._open.wait(), self._retry_s)
+                async with asyncio.timeout(self._retry_s):
+                    await self._open.wait()
             except TimeoutError as error:
                 if self._updating.locked():
                     continue
@@ -334,8 +371,7 @@ class Engine(ABC):
             self.version, self._label = self._number(found), found  # another one has loaded them
             return
         _log.warning(
-            "%s has the weights %r and not %r: it was started again, or updated by another "
-            "program. What it has sampled is thrown away until it has the right ones",
+            "%s has the weights %r and not %r: it was started again, or updated by another program",
             self._client.where,
             found,
             self._label,
@@ -386,7 +422,8 @@ class Engine(ABC):
 
         async def pause(longest_s: float) -> None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), longest_s)
+                async with asyncio.timeout(longest_s):
+                    await ended.wait()
 
         try:
             result = await insist_async(
@@ -424,7 +461,8 @@ class Engine(ABC):
         if self._is_mixed:
             return  # nobody is to be answered by a mixture
         try:
-            await asyncio.wait_for(self._repeated(self._resume, _RESUME_S), 2 * _RESUME_S)
+            async with asyncio.timeout(2 * _RESUME_S):
+                await self._repeated(self._resume, _RESUME_S)
         except TimeoutError as error:
             raise self._error("does not answer, and may still be paused.") from error
 

@@ -14,7 +14,14 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from redrb.errors import ConfigError, DecodeError, EngineError, WeightCorrupt, WeightsTorn
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    EngineError,
+    StoreUnavailable,
+    WeightCorrupt,
+    WeightsTorn,
+)
 from redrb.train.engines.completions import Sampled
 from redrb.train.engines.engine import (
     Engine,
@@ -22,6 +29,7 @@ from redrb.train.engines.engine import (
     WeightsKeptError,
     WeightsMixedError,
     WeightsReplacedError,
+    WeightsUnreachableError,
 )
 
 Pause: TypeAlias = Literal["keep", "wait", "abort"]
@@ -163,7 +171,9 @@ class VLLMEngine(Engine):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
             if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
                 raise WeightsMixedError(text, where=error.where, status=error.status) from error
-            kept = WeightsKeptError(text, where=error.where, status=error.status)
+            is_unreachable = f"{BACKEND}{StoreUnavailable.__name__}" in text
+            kind = WeightsUnreachableError if is_unreachable else WeightsKeptError
+            kept = kind(text, where=error.where, status=error.status)
             damage = (WeightCorrupt.__name__, DecodeError.__name__)
             kept.is_damage = any(f"{BACKEND}{name}" in text for name in damage)
             raise kept from error

@@ -32,6 +32,7 @@ from redrb.train.engines.engine import (
     Published,
     WeightsKeptError,
     WeightsReplacedError,
+    WeightsUnreachableError,
 )
 from redrb.train.engines.labels import weights_label
 from redrb.weights import WeightVersion
@@ -160,8 +161,9 @@ class EngineWeights:
             try:
                 source = await self._source(found, label)
                 await self._engine.update(source, found.version, label)
-            except (WeightCorrupt, DecodeError, WeightsKeptError):
-                self._damaged = found
+            except (WeightCorrupt, DecodeError, WeightsKeptError) as error:
+                if not isinstance(error, WeightsUnreachableError):
+                    self._damaged = found
                 raise
             self._damaged = None
             return found
@@ -185,6 +187,8 @@ class EngineWeights:
                 await self.update(timeout=_WAIT_S)
             except WeightTimeout:
                 pass
+            except WeightsUnreachableError:
+                raise
             except WeightsKeptError as error:
                 _log.warning("%s The server goes on with what it has.", error)
 
@@ -208,6 +212,31 @@ class EngineWeights:
             await self._looked.wait()
             if self._given is before:
                 return
+
+    async def introduce(self) -> Path | None:
+        """Tell the server where the weights are; return the folder if it loads folders only.
+
+        Raises:
+            ConfigError: It does, and no folder was given.
+            EngineError: It cannot reach these weights, or is away.
+        """
+        if await self._engine.receives(self._where, self.client.url):
+            return None
+        if self._folder is None:
+            raise ConfigError(
+                f"{self._engine.where} fetches no weights from Redis: start vLLM with "
+                '--weight-transfer-config \'{"backend": "redrb"}\', with redrb beside it, '
+                "or give a folder that it can read."
+            )
+        return self._folder
+
+    def beside(self, engine: Engine) -> EngineWeights:
+        """Return the same for another server; both use one copy of the weights in memory."""
+        other = EngineWeights(
+            self.client, engine=engine, folder=self._folder, config=self._config, **self._where
+        )
+        other._copy = self._copy
+        return other
 
     def close(self) -> None:
         """Remove the version in the folder, unless another maker of this machine uses it."""
@@ -248,15 +277,10 @@ class EngineWeights:
 
     async def _source(self, found: WeightVersion, label: str) -> Path | Published:
         """Return from where the server loads a version."""
-        if await self._engine.receives(self._where, self.client.url):
+        folder = await self.introduce()
+        if folder is None:
             return Published(self._where, found.version, found.created_s)
-        if self._folder is None:
-            raise ConfigError(
-                "this server fetches no weights from Redis: start vLLM with "
-                '--weight-transfer-config \'{"backend": "redrb"}\', with redrb beside it, '
-                "or give folder=."
-            )
-        return await asyncio.to_thread(self._use, self._folder, label, found)
+        return await asyncio.to_thread(self._use, folder, label, found)
 
     def _use(self, folder: Path, label: str, found: WeightVersion) -> Path:
         """Return the folder of a version; it stays until the next call, or raise OSError."""
