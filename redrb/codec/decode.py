@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +19,9 @@ from torch import Tensor
 from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import NOWHERE, Group
-from redrb.codec.layout import GroupLayout
+from redrb.codec.layout import Field, GroupLayout
 from redrb.codec.wire import batch_limit
-from redrb.errors import RecordError
+from redrb.errors import ConfigError, RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
     MARKED,
@@ -32,6 +32,7 @@ from redrb.experience.padding import (
     pad_value,
     padded_shape,
     row_slice,
+    with_masks,
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
 
@@ -63,7 +64,11 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
 
 
 def decode_batch(
-    layouts: Sequence[GroupLayout], *, side: Side = "left", pin: bool = False
+    layouts: Sequence[GroupLayout],
+    *,
+    side: Side = "left",
+    pin: bool = False,
+    names: Collection[str] | None = None,
 ) -> Experience:
     """Decode groups straight into one padded batch, a row for each of their samples.
 
@@ -74,15 +79,18 @@ def decode_batch(
         side: Where padding goes, "left" or "right".
         pin: Put the batch into pinned memory, for fast copies to an accelerator; without an
             accelerator this does nothing.
+        names: Tensors of the batch, to which their masks are added; others are not decoded. None:
+            all.
 
     Raises:
+        ConfigError: No group has a tensor of `names`.
         RecordError: No group, another side, groups that do not fit each other, or a batch that
             would be larger than `batch_limit` allows.
     """
     side = check_side(side)
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
-    columns = _columns(layouts)
+    columns = _columns(layouts, None if names is None else with_masks(names))
     shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     made = []
@@ -92,6 +100,13 @@ def decode_batch(
             rows, longest, *_ = shapes[described]
             made.append((mask, columns[described], longest))
             size += rows * longest * MASK_DTYPES[mask].itemsize
+    lacking = set(names or ()).difference(columns, (mask for mask, *_ in made))
+    if lacking:
+        known = sorted({field.name for layout in layouts for field in layout.fields})
+        raise ConfigError(
+            f"no group of this batch has {', '.join(sorted(lacking))}. "
+            f"They have {', '.join(known)}."
+        )
     limit = batch_limit(sum(layout.nbytes for layout in layouts))
     if size > limit:
         raise RecordError(
@@ -253,15 +268,25 @@ def _bits_of(value: int, code: int) -> int:
     return int(bits.view(dtype.unsigned)[0])
 
 
-def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields that any group has: the standard ones first, then by name."""
+def _columns(layouts: Sequence[GroupLayout], names: frozenset[str] | None) -> dict[str, _Column]:
+    """Return the fields that any group has: the standard ones first, then by name.
+
+    Args:
+        names: Names of the fields; None: all.
+    """
+
+    def chosen(layout: GroupLayout) -> Iterable[tuple[int, Field]]:
+        for index, field in enumerate(layout.fields):
+            if names is None or field.name in names:
+                yield index, field
+
     groups = tuple(layout.group for layout in layouts)
     rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
     row = 0
     fields = layouts[0].fields
     if all(layout.fields is fields for layout in layouts):
-        for index, field in enumerate(fields):
+        for index, field in chosen(layouts[0]):
             found[field.name] = _Column(
                 field.name, field.dtype, groups, rows, bytes([index]) * len(groups)
             )
@@ -269,7 +294,7 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     dtypes: dict[str, DType] = {}
     known: dict[str, bytearray] = {}
     for place, layout in enumerate(layouts):
-        for index, field in enumerate(layout.fields):
+        for index, field in chosen(layout):
             dtype = dtypes.setdefault(field.name, field.dtype)
             if field.dtype is not dtype:
                 raise RecordError(
