@@ -19,7 +19,7 @@ from torch import Tensor
 from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import NOWHERE, Group
-from redrb.codec.layout import Field, GroupLayout
+from redrb.codec.layout import GroupLayout
 from redrb.codec.wire import batch_limit
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.batching import assemble_experience
@@ -90,8 +90,10 @@ def decode_batch(
     side = check_side(side)
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
-    columns = _columns(layouts, None if names is None else with_masks(names))
-    shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
+    wanted = None if names is None else with_masks(names)
+    every = _columns(layouts, wanted)
+    columns = {name: every[name] for name in every if wanted is None or name in wanted}
+    shapes = {name: column.padded_shape(every) for name, column in columns.items()}
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     made = []
     for mask, marked in MARKED.items():
@@ -102,10 +104,9 @@ def decode_batch(
             size += rows * longest * MASK_DTYPES[mask].itemsize
     lacking = set(names or ()).difference(columns, (mask for mask, *_ in made))
     if lacking:
-        known = sorted({field.name for layout in layouts for field in layout.fields})
         raise ConfigError(
             f"no group of this batch has {', '.join(sorted(lacking))}. "
-            f"They have {', '.join(known)}."
+            f"They have {', '.join(every)}."
         )
     limit = batch_limit(sum(layout.nbytes for layout in layouts))
     if size > limit:
@@ -268,25 +269,19 @@ def _bits_of(value: int, code: int) -> int:
     return int(bits.view(dtype.unsigned)[0])
 
 
-def _columns(layouts: Sequence[GroupLayout], names: frozenset[str] | None) -> dict[str, _Column]:
+def _columns(layouts: Sequence[GroupLayout], wanted: frozenset[str] | None) -> dict[str, _Column]:
     """Return the fields that any group has: the standard ones first, then by name.
 
     Args:
-        names: Names of the fields; None: all.
+        wanted: Names of those that must have one dtype; None: all.
     """
-
-    def chosen(layout: GroupLayout) -> Iterable[tuple[int, Field]]:
-        for index, field in enumerate(layout.fields):
-            if names is None or field.name in names:
-                yield index, field
-
     groups = tuple(layout.group for layout in layouts)
     rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
     row = 0
     fields = layouts[0].fields
     if all(layout.fields is fields for layout in layouts):
-        for index, field in chosen(layouts[0]):
+        for index, field in enumerate(fields):
             found[field.name] = _Column(
                 field.name, field.dtype, groups, rows, bytes([index]) * len(groups)
             )
@@ -294,9 +289,9 @@ def _columns(layouts: Sequence[GroupLayout], names: frozenset[str] | None) -> di
     dtypes: dict[str, DType] = {}
     known: dict[str, bytearray] = {}
     for place, layout in enumerate(layouts):
-        for index, field in chosen(layout):
+        for index, field in enumerate(layout.fields):
             dtype = dtypes.setdefault(field.name, field.dtype)
-            if field.dtype is not dtype:
+            if field.dtype is not dtype and (wanted is None or field.name in wanted):
                 raise RecordError(
                     f"{field.name} is {dtype.tensor} in some samples and "
                     f"{field.dtype.tensor} in sample {row}: a batch needs one dtype a field.",
