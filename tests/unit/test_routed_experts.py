@@ -245,7 +245,7 @@ def test_rows_that_are_none_are_no_completion():
     text = list(range(9))
     for scale_out in (True, False):
         replies = Replies(text, [2], "<f4", scale_out=scale_out)
-        with pytest.raises(EngineError, match="without"):
+        with pytest.raises(EngineError, match=r"without routed experts as vLLM 0\.32 sends them"):
             sample(replies, text[:2])
 
 

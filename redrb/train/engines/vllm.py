@@ -21,7 +21,7 @@ from redrb.train.engines.engine import (
     WeightsKeptError,
     WeightsMixedError,
 )
-from redrb.train.engines.routing import decoded
+from redrb.train.engines.routing import Routing, decoded
 
 Pause: TypeAlias = Literal["keep", "wait", "abort"]
 """What becomes of requests in flight when weights change."""
@@ -110,7 +110,7 @@ class VLLMEngine(Engine):
             for span in choice["weight_versions"] or ():
                 for at in range(max(0, span["start"]), min(span["end"], len(found))):
                     labels[at] = str(span["version"])
-            routed = decoded(choice.get("routed_experts"), len(tokens) + len(found) - 1)
+            routed = self._routed(choice, len(tokens) + len(found) - 1)
             return Sampled(found, log_probs, choice["finish_reason"], labels, routed)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
@@ -128,11 +128,17 @@ class VLLMEngine(Engine):
             [choice] = reply["choices"]
             found = list(choice["token_ids"])
             log_probs, finish = list(choice["logprobs"]["token_logprobs"]), choice["finish_reason"]
-            routed = decoded(choice.get("routed_experts"), len(tokens) + len(found) - 1)
+            routed = self._routed(choice, len(tokens) + len(found) - 1)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
         labels = [] if self._label is None else [await self._weights_label()]
         return Sampled(found, log_probs, finish, labels, routed)
+
+    def _routed(self, choice: Mapping[str, Any], most: int) -> Routing | None:
+        try:
+            return decoded(choice.get("routed_experts"), most)
+        except ValueError as error:
+            raise self._malformed("routed experts as vLLM 0.32 sends them") from error
 
     async def _weights_label(self) -> str:
         return str((await self._client.request("/weight_info")).get("weight_version"))
