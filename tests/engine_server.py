@@ -6,11 +6,14 @@ A tiny causal model of transformers samples each token, so that log-probabilitie
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import threading
 import time
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from aiohttp import web
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,6 +46,19 @@ def log_probs_of(model: LlamaForCausalLM, tokens: list[int], start: int, tempera
     return torch.stack([table[at - 1, tokens[at]] for at in range(start, len(tokens))])
 
 
+def experts_of(tokens: list[int], dtype: str) -> np.ndarray:
+    """Return the experts that tokens are routed to: three in each of two layers."""
+    first = np.array([100 + 8 * token + place for place, token in enumerate(tokens)])
+    return (first[:, None, None] + np.arange(6).reshape(2, 3)).astype(dtype)
+
+
+def as_npy(array: np.ndarray) -> str:
+    """Return an array as vLLM sends it."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 class EngineServer:
     """The server; `requests` counts its calls by path, `running` its completions in flight."""
 
@@ -54,6 +70,7 @@ class EngineServer:
         self.broken_load: str | None = None  # a part of the paths that cannot be loaded
         self.aborts = False  # completions, as if somebody else had paused the server
         self.torn: dict[str, Any] = {}  # replaces parts of the next completion
+        self.experts: str | None = None  # dtype of the experts that completions tell
         self.label = "default"
         self.step_s = 0.0  # time of one token
         self.running = self.peak = 0
@@ -203,6 +220,9 @@ class EngineServer:
         choice = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": finish}
         if body["return_token_ids"] and body["model"] != "older":
             choice["token_ids"] = tokens
+        if self.experts is not None and tokens:
+            rows = experts_of([*body["prompt"], *tokens], self.experts)
+            choice["routed_experts"] = as_npy(rows[body.get("routed_experts_prompt_start", 0) : -1])
         torn, self.torn = self.torn, {}
         if torn.get("logprobs"):
             torn["logprobs"] = logprobs | torn["logprobs"]

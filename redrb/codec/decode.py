@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import NOWHERE, Group
 from redrb.codec.layout import GroupLayout
 from redrb.codec.wire import batch_limit
-from redrb.errors import RecordError
+from redrb.errors import ConfigError, RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
     MARKED,
@@ -32,6 +32,7 @@ from redrb.experience.padding import (
     pad_value,
     padded_shape,
     row_slice,
+    with_masks,
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
 
@@ -63,7 +64,11 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
 
 
 def decode_batch(
-    layouts: Sequence[GroupLayout], *, side: Side = "left", pin: bool = False
+    layouts: Sequence[GroupLayout],
+    *,
+    side: Side = "left",
+    pin: bool = False,
+    names: Collection[str] | None = None,
 ) -> Experience:
     """Decode groups straight into one padded batch, a row for each of their samples.
 
@@ -74,16 +79,21 @@ def decode_batch(
         side: Where padding goes, "left" or "right".
         pin: Put the batch into pinned memory, for fast copies to an accelerator; without an
             accelerator this does nothing.
+        names: Tensors of the batch, to which their masks are added; others are not decoded. None:
+            all.
 
     Raises:
+        ConfigError: No group has a tensor of `names`.
         RecordError: No group, another side, groups that do not fit each other, or a batch that
             would be larger than `batch_limit` allows.
     """
     side = check_side(side)
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
-    columns = _columns(layouts)
-    shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
+    wanted = None if names is None else with_masks(names)
+    every = _columns(layouts, wanted)
+    columns = {name: every[name] for name in every if wanted is None or name in wanted}
+    shapes = {name: column.padded_shape(every) for name, column in columns.items()}
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     made = []
     for mask, marked in MARKED.items():
@@ -92,6 +102,12 @@ def decode_batch(
             rows, longest, *_ = shapes[described]
             made.append((mask, columns[described], longest))
             size += rows * longest * MASK_DTYPES[mask].itemsize
+    lacking = set(names or ()).difference(columns, (mask for mask, *_ in made))
+    if lacking:
+        raise ConfigError(
+            f"no group of this batch has {', '.join(sorted(lacking))}. "
+            f"They have {', '.join(every)}."
+        )
     limit = batch_limit(sum(layout.nbytes for layout in layouts))
     if size > limit:
         raise RecordError(
@@ -253,8 +269,12 @@ def _bits_of(value: int, code: int) -> int:
     return int(bits.view(dtype.unsigned)[0])
 
 
-def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields that any group has: the standard ones first, then by name."""
+def _columns(layouts: Sequence[GroupLayout], wanted: frozenset[str] | None) -> dict[str, _Column]:
+    """Return the fields that any group has: the standard ones first, then by name.
+
+    Args:
+        wanted: Names of those that must have one dtype; None: all.
+    """
     groups = tuple(layout.group for layout in layouts)
     rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
@@ -271,7 +291,7 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     for place, layout in enumerate(layouts):
         for index, field in enumerate(layout.fields):
             dtype = dtypes.setdefault(field.name, field.dtype)
-            if field.dtype is not dtype:
+            if field.dtype is not dtype and (wanted is None or field.name in wanted):
                 raise RecordError(
                     f"{field.name} is {dtype.tensor} in some samples and "
                     f"{field.dtype.tensor} in sample {row}: a batch needs one dtype a field.",

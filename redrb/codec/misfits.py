@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,20 +14,25 @@ from redrb.experience.padding import MASKS
 from redrb.unpacking import Reading
 
 
-def misfits(layouts: Sequence[GroupLayout]) -> list[int]:
-    """Return the indices of the groups whose fields, ranks or dtypes differ from most others'."""
-    kinds = [_kind(layout) for layout in layouts]
+def misfits(layouts: Sequence[GroupLayout], names: Collection[str] | None = None) -> list[int]:
+    """Return the indices of the groups whose fields, ranks or dtypes differ from most others'.
+
+    Args:
+        names: Names of the fields that are in the batch; None: all.
+    """
+    kinds = [_kind(layout, names) for layout in layouts]
     usual = Counter(kinds).most_common(1)[0][0] if kinds else None
     return [index for index, kind in enumerate(kinds) if kind != usual]
 
 
-def _kind(layout: GroupLayout) -> frozenset[Any]:
+def _kind(layout: GroupLayout, names: Collection[str] | None) -> frozenset[Any]:
     """Return the facts that must be equal in a batch: fields, dtypes, ranks, inner dimensions."""
     return frozenset(
         (field.name,) if shape is None else (field.name, field.dtype.code, len(shape), shape[1:])
         for column, field in enumerate(layout.fields)
         for shape in layout.shapes(column)
         if field.name not in MASKS  # a missing mask can be made
+        and (names is None or field.name in names)
     )
 
 

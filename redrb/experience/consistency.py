@@ -10,6 +10,7 @@ from torch import Tensor
 from redrb.errors import RecordError
 from redrb.experience.padding import MASKS
 from redrb.experience.records import BufferItem, named_tensors
+from redrb.experience.status import Status
 
 VALUE_FIELDS = ("action_log_probs", "values", "kl", "advantages")
 """Fields whose numbers are checked; rewards always are."""
@@ -43,8 +44,11 @@ def check_values(group: Sequence[BufferItem], at: int) -> None:
 def check_alike(group: Sequence[BufferItem], at: int) -> None:
     """Refuse a group whose samples differ in the fields that they have, or in a field's dtype.
 
-    There is no batch of them. Masks are left out, because a missing mask can be made.
+    There is no batch of them. Masks are left out, because a missing mask can be made. So are groups
+    with unfinished samples, which may lack fields until they are finished.
     """
+    if any(item.status == Status.ABORTED for item in group):
+        return
     first: dict[str, torch.dtype] = {}
     for place, item in enumerate(group):
         named = named_tensors(item).items()

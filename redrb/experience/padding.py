@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,13 @@ MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
 """Dtype of a mask that is made because no sample has one."""
 
 _PAD_VALUES = {"token_versions": -1}
+
+
+def with_masks(names: Collection[str]) -> frozenset[str]:
+    """Return names of tensors, with those of the masks that mark their padding."""
+    return frozenset(names).union(
+        mask for mask, marked in MARKED.items() if not set(marked).isdisjoint(names)
+    )
 
 
 def lengths_name(name: str) -> str:

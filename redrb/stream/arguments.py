@@ -38,6 +38,17 @@ def checked_letters(ids: object) -> tuple[int, ...]:
     return checked_ids(ids)
 
 
+def checked_tensors(names: object) -> frozenset[str] | None:
+    """Return names of tensors, None for all; raises ConfigError for a text, none, and no names."""
+    if names is None:
+        return None
+    is_text = isinstance(names, str | bytes | Mapping)
+    found = list(names) if isinstance(names, Iterable) and not is_text else []
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f'tensors={names!r:.80}: give a list such as ["sequences", "reward"].')
+    return frozenset(found)
+
+
 def checked_status(status: object) -> Status:
     """Return a status, given as one or by its name; raises ConfigError for another name."""
     try:

@@ -202,6 +202,24 @@ def test_misfits_are_an_error_in_their_place(client, namespace, stream):
     assert [rewards(batch) for batch in ExperienceLoader(stream, 3, steps=1)] == [[4, 5, 6]]
 
 
+def test_batches_have_the_tensors_that_are_named(stream):
+    filled(stream, 4)
+    with ExperienceLoader(stream, 2, steps=2, tensors=["reward"]) as loader:
+        for batch in loader:
+            assert batch.sequences is batch.values is None
+            assert len(rewards(batch)) == 2
+    assert stream.stats().ledger.acked == 4
+    with pytest.raises(ConfigError, match=r"tensors='reward': give a list"):
+        ExperienceLoader(stream, 2, tensors="reward")
+    filled(stream, 1)
+    with (
+        pytest.raises(ConfigError, match="no group of this batch has rewards"),
+        ExperienceLoader(stream, 1, steps=1, timeout=5, tensors=["rewards"]) as loader,
+    ):
+        list(loader)
+    assert ledger(stream) == (4, 0, 1, 0)
+
+
 def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream):
     filled(stream, 6)
     with ExperienceLoader(stream, 2, prefetch=1) as loader:

@@ -32,7 +32,7 @@ from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica
 from redrb.weights.reading.state_copies import PrivateCopy
-from tests.engine_server import EngineServer, log_probs_of, tiny_model
+from tests.engine_server import EngineServer, experts_of, log_probs_of, tiny_model
 
 PROMPT = [1, 2, 3]
 
@@ -105,6 +105,46 @@ def test_weights_change_between_two_tokens_and_versions_tell_where(server, kind,
     before = log_probs_of(old, tokens, 3, 1.0)[:split]
     after = log_probs_of(new, tokens, 3, 1.0)[split:]
     torch.testing.assert_close(torch.tensor(done.log_probs), torch.cat([before, after]))
+
+
+def test_routed_experts_of_two_turns_and_an_update_come_in_batches(server, stream, tmp_path):
+    server.experts, server.stands_from = "<u2", 0
+
+    async def sample(prompt):
+        async with vllm(server.url, pause="abort") as engine:
+            trajectory = Trajectory(prompt)
+            task = asyncio.create_task(engine.generate(prompt, max_new_tokens=8))
+            await asyncio.to_thread(server.until_standing, 1)
+            server.stands_from = None
+            await engine.update(saved(tiny_model(1), tmp_path / "2"), 2)
+            trajectory.sampled(await task)
+            trajectory.given([7, 7])
+            more = {"routed_tokens": trajectory.routed_tokens}
+            done = await engine.generate(trajectory.tokens, max_new_tokens=2, **more)
+            assert len(done.routed_experts) == 4  # of the last sampled token, the tool's, one more
+            trajectory.sampled(done)
+            trajectory.given([9])
+            return trajectory.item(reward=1.0)
+
+    item = asyncio.run(sample(PROMPT))
+    starts = [body.get("routed_experts_prompt_start", 0) for body in server.bodies]
+    assert starts[0] == 0 < starts[1] < 8 + len(PROMPT)
+    assert starts[2:] == [10]
+    wanted = torch.from_numpy(experts_of(item.sequences.tolist(), "<u2"))
+    wanted[-2:] = 0  # the last sampled token, and those after it, have not passed the model
+    assert torch.equal(item.tensors["routed_experts"], wanted)
+    short = Trajectory([5])
+    short.sampled(Generation([6], [-1.0], [0], "stop", experts_of([5], "<u2")))
+    stream.put_many([[item], [short.item(reward=0.0)]])
+    with stream.take(2, timeout=0) as lease:
+        batch = lease.batch(tensors=["sequences", "routed_experts"])
+    found = batch.tensors["routed_experts"]
+    assert found.dtype == torch.uint16
+    assert found.shape == (2, len(item.sequences), 2, 3)
+    assert torch.equal(found[0], wanted)
+    assert not found[1, :-2].any()  # padding, as that of `sequences`
+    assert torch.equal(found[1, -2], torch.from_numpy(experts_of([5], "<u2"))[0])
+    assert batch.action_log_probs is None
 
 
 @pytest.mark.parametrize("kind", [vllm, SGLangEngine])

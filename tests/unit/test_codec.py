@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,7 @@ from redrb.experience import (
     split_experience_batch,
 )
 from redrb.experience.batching import padded_rows
+from redrb.experience.padding import with_masks
 from redrb.experience.records import TENSOR_FIELDS, named_tensors
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
@@ -427,6 +429,24 @@ def test_decode_batch_is_make_experience_batch(groups, side):
     items = [item for layout in layouts for item in decode_items(layout)]
     assert_same(items, [item for group in groups for item in group])
     assert_batches(decode_batch(layouts, side=side), make_experience_batch(items, side=side))
+
+
+@given(samples(), st.sampled_from(["left", "right"]), st.data())
+@quick
+def test_a_batch_of_some_tensors_has_them_as_the_whole_one(groups, side, data):
+    layouts = [parse_group(join(group)) for group in encode_groups(groups)]
+    whole = decode_batch(layouts, side=side)
+    present = sorted({field.name for layout in layouts for field in layout.fields})
+    names = data.draw(st.sets(st.sampled_from(present), min_size=1))
+    found = decode_batch(layouts, side=side, names=names)
+    made = {name for name in with_masks(names) if getattr(found, name, None) is not None}
+    left_out = set(TENSOR_FIELDS).difference(names, made)
+    further = {
+        name: tensor
+        for name, tensor in whole.tensors.items()
+        if name.removesuffix("_lengths") in names
+    }
+    assert_batches(found, replace(whole, **dict.fromkeys(left_out), tensors=further))
 
 
 @given(samples(), samples(), st.sampled_from(["left", "right"]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from redrb.codec import encode_groups, parse_groups
+from redrb.codec.decode import _Column
 from redrb.connection.deadline import here
 from redrb.errors import ConfigError, LeaseLost, RecordError, StoreUnavailable
 from redrb.experience import BufferItem
@@ -196,6 +198,66 @@ def test_misfits_are_rejected_in_their_part_and_the_others_released(holders):
     assert caught.value.ids == (3,)
     assert holders[0].ended == [("reject", (3,), 1, False), ("release", (1,), 1, True)]
     assert holders[1].ended == [("release", (2,), 1, True)]
+
+
+def test_a_batch_has_the_tensors_that_are_named_with_masks_and_lengths(holders, monkeypatch):
+    tensors = [{"x": torch.ones(n, 2), "y": torch.ones(4)} for n in (1, 2)]
+    held = Lease([part(holders[0], {n: [numbered(n, tensors=tensors[n - 1])] for n in (1, 2)})])
+    whole, decoded = held.batch(), []
+    padded = _Column.padded
+
+    def spy(column: _Column, *arguments: Any, **options: Any) -> torch.Tensor:
+        decoded.append(column.name)
+        return padded(column, *arguments, **options)
+
+    monkeypatch.setattr(_Column, "padded", spy)
+    batch = held.batch(tensors=iter(["reward", "x", "sequences"]))
+    assert sorted(decoded) == ["reward", "sequences", "x"]
+    assert batch.tensors.keys() == {"x", "x_lengths"}
+    for name in ("reward", "sequences", "attention_mask", "group_index"):
+        assert torch.equal(getattr(batch, name), getattr(whole, name))
+    assert torch.equal(batch.tensors["x"], whole.tensors["x"])
+    assert batch.action_log_probs is batch.action_mask is batch.values is None
+    assert batch.policy_version == whole.policy_version
+    assert held.batch(tensors=["action_log_probs"]).action_mask.all()
+    assert held.batch(tensors={"sequences", "attention_mask"}).attention_mask.all()
+
+
+def test_a_mask_that_some_samples_lack_is_filled_up_from_tensors_that_are_left_out(holders):
+    masked = numbered(1, action_mask=torch.tensor([True, False]))
+    held = Lease([part(holders[0], {1: [masked], 2: [numbered(2)]})])
+    for names in (["kl"], ["action_mask"]):
+        assert held.batch(tensors=names).action_mask.tolist() == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize("tensors", ["reward", [], [1], 5, {"reward": 1}, b"reward"])
+def test_names_of_tensors_are_a_list(lease, tensors):
+    with pytest.raises(ConfigError, match=r"tensors=.*give a list"):
+        lease.batch(tensors=tensors)
+
+
+@pytest.mark.parametrize("name", ["rewards", "routed_experts", "action_mask", "token_versions"])
+def test_a_tensor_that_no_group_has_is_an_error_with_those_that_they_have(lease, name):
+    known = "They have sequences, action_log_probs, values, reward, kl, advantages"
+    with pytest.raises(ConfigError, match=rf"no group of this batch has {name}\. {known}\."):
+        lease.batch(tensors=["sequences", name])
+    assert len(lease) == 3
+
+
+def test_groups_may_differ_in_tensors_that_are_left_out(holders):
+    """The group that differs in a tensor of the batch is rejected, and no other one."""
+    groups = {
+        1: [numbered(1)],
+        2: [numbered(2, values=torch.zeros(2))],
+        3: [numbered(3, tensors={"x": torch.ones(2)})],
+        4: [numbered(4, kl=torch.tensor(1.0).half())],
+    }
+    held = Lease([part(holders[0], groups)])
+    assert held.batch(tensors=["reward"]).reward.tolist() == [1, 2, 3, 4]
+    with pytest.raises(RecordError) as caught, held:
+        held.batch(tensors=["reward", "kl"])
+    assert caught.value.ids == (4,)
+    assert holders[0].ended == [("reject", (4,), 1, False), ("release", (1, 2, 3), 3, True)]
 
 
 def test_parts_of_a_dropped_lease_are_abandoned(lease, holders):

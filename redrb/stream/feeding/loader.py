@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
@@ -60,6 +60,7 @@ class ExperienceLoader(Entered):
         device: str | torch.device = "cpu",
         pin_memory: bool = False,
         side: Side = "left",
+        tensors: Collection[str] | None = None,
         timeout: float | None = None,
         at_least: int | None = None,
         status: AnyStatus = Status.COMPLETED,
@@ -78,6 +79,7 @@ class ExperienceLoader(Entered):
             device: Device of the batches.
             pin_memory: Decode into pinned memory: copies to the device then go on beside the step.
             side: Where padding goes.
+            tensors: Names of the tensors that are wanted, as for `Lease.batch`; None: all.
             timeout: Seconds that the loop waits for a batch, before a last look that may take one
                 more; None waits for ever, and logs the shortage every half minute.
             at_least, status, where: As for `stream.take`.
@@ -97,7 +99,7 @@ class ExperienceLoader(Entered):
         self._prefetch = checked_int("prefetch", prefetch)
         self._steps = checked_int_or_none("steps", steps, 0)
         self._timeout = checked_timeout(timeout)
-        self._placer = Placer(device, side, pin_memory=pin_memory)
+        self._placer = Placer(device, side, pin_memory=pin_memory, tensors=tensors)
         self._acknowledge = acknowledge
         self._step = checked_int("first_step", first_step)
         status = checked_status(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from redrb.experience import Experience
 from redrb.experience.padding import check_side
 from redrb.experience.records import Side, named_tensors
 from redrb.stream import Lease
+from redrb.stream.arguments import checked_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,15 @@ class PlacedBatch:
 class Placer:
     """Pads the groups of a lease into a batch and puts it on a device; belongs to one thread."""
 
-    def __init__(self, device: str | torch.device, side: Side, *, pin_memory: bool) -> None:
-        """Choose the device; raises ConfigError if there is no such device."""
+    def __init__(
+        self,
+        device: str | torch.device,
+        side: Side,
+        *,
+        pin_memory: bool,
+        tensors: Collection[str] | None,
+    ) -> None:
+        """Choose device and tensors; raises ConfigError if there is no such device."""
         try:
             self._device = torch.device(device)
             # each thread has a current device: the one of this thread counts
@@ -53,6 +62,7 @@ class Placer:
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from error
         self._side = check_side(side)
+        self._tensors = checked_tensors(tensors)
         self._pin_memory = pin_memory  # from other memory a copy waits for other work
         self._stream: torch.cuda.Stream | None = None
 
@@ -60,18 +70,22 @@ class Placer:
         """Return the batch of a lease."""
         if self._device.type == "cuda" and self._cuda is not None:
             return self._copied(lease, self._cuda)
-        batch = lease.batch(self._device, side=self._side, pin_memory=self._pin_memory)
+        batch = self._batch(lease, self._device)
         if self._pin_memory and self._device.type == "cpu":
             with torch.cuda.device(self._cuda) if self._cuda is not None else nullcontext():
                 batch.pin_memory()
         return PlacedBatch(batch)
+
+    def _batch(self, lease: Lease, device: torch.device) -> Experience:
+        pin_memory, tensors = self._pin_memory, self._tensors
+        return lease.batch(device, side=self._side, pin_memory=pin_memory, tensors=tensors)
 
     def _copied(self, lease: Lease, device: torch.device) -> PlacedBatch:
         """Copy on a separate CUDA stream, so that the copy waits for no training step."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            batch = lease.batch(device, side=self._side, pin_memory=self._pin_memory)
+            batch = self._batch(lease, device)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         return PlacedBatch(batch, copied)

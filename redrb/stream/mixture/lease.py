@@ -131,8 +131,8 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
             chosen += select(parts, wanted)
         return chosen
 
-    def _name_misfits(self, error: RecordError) -> None:
-        super()._name_misfits(error)
+    def _name_misfits(self, error: RecordError, names: Collection[str] | None) -> None:
+        super()._name_misfits(error, names)
         for part, ids in self._misfits:
             error.add_note(f"of task {part.task!r}: groups {list(ids)}")
 

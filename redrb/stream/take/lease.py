@@ -16,7 +16,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError, StoreError, StoreU
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.scopes import Entered
-from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
+from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids, checked_tensors
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.endings import Chosen, end_parts
@@ -115,7 +115,12 @@ class PartsLease(Entered, Generic[Ids]):
         ]
 
     def batch(
-        self, device: str | torch.device = "cpu", *, side: Side = "left", pin_memory: bool = False
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        side: Side = "left",
+        pin_memory: bool = False,
+        tensors: Collection[str] | None = None,
     ) -> Experience:
         """Return all samples as one zero-padded batch.
 
@@ -125,20 +130,26 @@ class PartsLease(Entered, Generic[Ids]):
             device: Device of the batch.
             side: Where padding goes.
             pin_memory: Decode into pinned memory, for a copy to `device` beside other work.
+            tensors: Names of the tensors that are wanted, standard fields and further ones; None:
+                all. They come with their masks and lengths. Others are neither decoded nor copied,
+                and groups may differ in them.
 
         Raises:
+            ConfigError: No group has a tensor of this name: a step that names it needs it.
             RecordError: Samples differ in fields, ranks or dtypes, so there is no batch of them:
                 `error.ids` are the groups that differ from most. Reject these, or read all one by
                 one with `groups()`.
             LeaseLost: The lease was ended already.
         """
         self._check_held()
+        names = checked_tensors(tensors)
         on_accelerator = torch.device(device).type != "cpu"
         try:
-            batch = decode_batch(self._layouts(), side=side, pin=pin_memory and on_accelerator)
+            pin = pin_memory and on_accelerator
+            batch = decode_batch(self._layouts(), side=side, pin=pin, names=names)
             self._misfits = []
         except RecordError as error:
-            self._name_misfits(error)
+            self._name_misfits(error, names)
             raise
         return batch.to_device(device) if on_accelerator else batch
 
@@ -251,10 +262,10 @@ class PartsLease(Entered, Generic[Ids]):
             error.add_note(str(other))
         return error
 
-    def _name_misfits(self, error: RecordError) -> None:
+    def _name_misfits(self, error: RecordError, names: Collection[str] | None) -> None:
         """Note which groups fit into no batch, here and in the error."""
         places = [(part, seq) for part in self._parts for seq in part.layouts]
-        found = [places[index] for index in misfits(self._layouts())]
+        found = [places[index] for index in misfits(self._layouts(), names)]
         self._misfits = [
             (part, ids)
             for part in self._parts

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from redrb.train.engines.routing import Routing
+
 Finish: TypeAlias = Literal["stop", "length", "abort"]
 """Why sampling ended: at a stop token, at the limit of length, or because it was aborted."""
 
@@ -24,12 +26,17 @@ class Generation:
         log_probs: Log-probability of each, as the server computed it.
         versions: Weight version that computed each; -1: not known.
         finish: Why it ended.
+        routed_experts: Experts that tokens were routed to, uint8, uint16 or int32 `[tokens, layers,
+            experts per token]`: a row for each token of prompt and completion but the last one,
+            which has not passed the model yet; without the first `routed_tokens` of the request.
+            None: the server does not tell them.
     """
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: Finish = "abort"
+    routed_experts: Routing | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,14 @@ class Sampled:
     Attributes:
         labels: The label of the weights that sampled each token, where the server tells; else that
             of the server's weights afterwards, alone; empty: not asked for.
+        routed_experts: Rows of tokens up to the one before the last.
     """
 
     tokens: list[Any]
     log_probs: list[Any]
     finish: Any
     labels: list[str] = field(default_factory=list)
+    routed_experts: Routing | None = None
 
 
 def missing_in(part: Sampled, most: int) -> str | None:

@@ -24,6 +24,7 @@ from redrb.errors import ConfigError, EngineError
 from redrb.train.engines.completions import Finish, Generation, Sampled, missing_in
 from redrb.train.engines.http import JsonClient
 from redrb.train.engines.labels import newer, parsed, weights_of
+from redrb.train.engines.routing import Routing, joined, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class Engine(ABC):
         max_new_tokens: int,
         temperature: float = 1.0,
         stop_token_ids: Sequence[int] = (),
+        routed_tokens: int = 0,
         **sampling: Any,
     ) -> Generation:
         """Sample one completion.
@@ -173,6 +175,7 @@ class Engine(ABC):
             max_new_tokens: Most tokens.
             temperature: Divides the logits.
             stop_token_ids: Tokens that end the completion, beside the model's EOS.
+            routed_tokens: First tokens whose routed experts need not be sent, since they are known.
             sampling: Further parameters of the server, such as `top_p`.
 
         Returns:
@@ -183,6 +186,7 @@ class Engine(ABC):
                 or was away, or without weights, for `retry_s`.
         """
         done = Generation()
+        routed: Routing | None = None
 
         async def request() -> Sampled | None:
             if not self._open.is_set():  # an update has begun since the last attempt
@@ -190,6 +194,7 @@ class Engine(ABC):
             return await self._sampled(
                 [*tokens, *done.tokens],
                 max_new_tokens - len(done.tokens),
+                routed_tokens=routed_tokens + rows_of(routed),
                 temperature=temperature,
                 stop_token_ids=list(stop_token_ids),
                 **sampling,
@@ -212,6 +217,13 @@ class Engine(ABC):
             done.log_probs += part.log_probs
             done.versions += versions
             done.finish = part.finish
+            count = len(tokens) + len(done.tokens)
+            try:
+                routed = joined(routed, routed_tokens, part.routed_experts, count)
+            except ValueError as error:
+                raise self._malformed("routed experts that go on from those before") from error
+            is_whole = routed_tokens + rows_of(routed) == count - 1
+            done.routed_experts = routed if is_whole else None
             if part.finish == "abort" and len(done.tokens) >= max_new_tokens:
                 done.finish = "length"
             if done.finish != "abort":
@@ -485,7 +497,9 @@ class Engine(ABC):
                 return
 
     @abstractmethod
-    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Sampled:
+    async def _request(
+        self, tokens: list[int], most: int, *, routed_tokens: int, **sampling: Any
+    ) -> Sampled:
         """Ask for at most `most` tokens; return them, with the label if weights were loaded."""
 
     @abstractmethod

@@ -15,7 +15,14 @@ class SGLangEngine(Engine):
     Each reply names the weights by which it was sampled (`weight_version`).
     """
 
-    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Sampled:
+    async def _request(
+        self,
+        tokens: list[int],
+        most: int,
+        *,
+        routed_tokens: int,  # noqa: ARG002
+        **sampling: Any,
+    ) -> Sampled:
         parameters = {"max_new_tokens": most, **sampling}
         body = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
         reply = await self._client.request("/generate", body)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.train.engines.completions import Generation
+from redrb.train.engines.routing import Routing, joined, rows_of
+
+ROUTED = "routed_experts"
+"""Name of the tensor of a sample that has the experts of its tokens."""
 
 
 class Trajectory:
@@ -43,6 +48,7 @@ class Trajectory:
         self._log_probs: list[float] = []
         self._versions: list[int] = []
         self._mask: list[bool] = []
+        self._routed: Routing | None = None
         if partial is None:
             return
         fields = (partial.sequences, partial.action_log_probs, partial.token_versions)
@@ -56,14 +62,42 @@ class Trajectory:
         self.tokens, self._log_probs = sequences, log_probs
         self._mask = [True] * actions if mask is None else mask.tolist()
         self._versions = versions or [-1] * actions
+        routed = partial.tensors.get(ROUTED)
+        if routed is not None:
+            if routed.dim() != 3 or len(routed) != len(sequences):
+                raise RecordError(f"{ROUTED} of an unfinished sample has no row for each token.")
+            self._routed = routed[: self._last_sampled].numpy()
 
     @property
     def actions(self) -> list[int]:
         """Tokens after the prompt."""
         return self.tokens[self._start :]
 
+    @property
+    def routed_tokens(self) -> int:
+        """First tokens whose routed experts are known, for `Engine.generate`."""
+        return rows_of(self._routed)
+
+    @property
+    def _last_sampled(self) -> int:
+        """Index of the last token that was sampled; 0: none was."""
+        return max((at for at, own in enumerate(self._mask, self._start) if own), default=0)
+
     def sampled(self, generation: Generation) -> Generation:
-        """Append a completion; returns it."""
+        """Append a completion; returns it.
+
+        Raises:
+            RecordError: Its routed experts do not go on from those before.
+        """
+        count = len(self.tokens) + len(generation.tokens)
+        try:
+            self._routed = joined(self._routed, 0, generation.routed_experts, count)
+        except ValueError as error:
+            raise RecordError(
+                f"routed experts of a completion do not go on from those before ({error}): give "
+                "`generate` routed_tokens=trajectory.routed_tokens, or nothing.",
+                field=ROUTED,
+            ) from error
         self.tokens += generation.tokens
         self._log_probs += generation.log_probs
         self._versions += generation.versions
@@ -87,15 +121,26 @@ class Trajectory:
     ) -> BufferItem:
         """Return the sample; its status is ABORTED if the newest sampling was aborted.
 
+        Where the server tells the experts of tokens, `tensors` has them as "routed_experts", a row
+        for each token: `[S, layers, experts per token]`, in the server's dtype. A token's row is
+        that of its first pass through the model. From the last sampled token on rows are 0: these
+        tokens have not passed, and no trained token depends on them.
+
         Args:
             tags, extras: Of the sample.
         """
         known = [version for version in self._versions if version >= 0]
+        tensors: dict[str, torch.Tensor] = {}
+        if self._routed is not None and len(self._routed) >= self._last_sampled:
+            rows = np.zeros((len(self.tokens), *self._routed.shape[1:]), self._routed.dtype)
+            rows[: len(self._routed)] = self._routed
+            tensors[ROUTED] = torch.from_numpy(rows)
         return BufferItem(
             sequences=torch.tensor(self.tokens, dtype=torch.int64),
             action_log_probs=torch.tensor(self._log_probs, dtype=torch.float32),
             reward=None if reward is None else torch.tensor(float(reward)),
             action_mask=torch.tensor(self._mask, dtype=torch.bool),
+            tensors=tensors,
             policy_version=min(known, default=None),
             token_versions=torch.tensor(self._versions, dtype=torch.int64),
             status=Status.ABORTED if self.aborted else Status.COMPLETED,

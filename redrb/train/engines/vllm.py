@@ -31,6 +31,7 @@ from redrb.train.engines.engine import (
     WeightsReplacedError,
     WeightsUnreachableError,
 )
+from redrb.train.engines.routing import Routing, decoded
 
 Pause: TypeAlias = Literal["keep", "wait", "abort"]
 """What becomes of requests in flight when weights change."""
@@ -98,7 +99,11 @@ class VLLMEngine(Engine):
     async def _init(self, where: Mapping[str, Any]) -> None:
         await self._asked("/init_weight_transfer_engine", {"init_info": dict(where)})
 
-    async def _request(self, tokens: list[int], most: int, **sampling: Any) -> Sampled:
+    async def _request(
+        self, tokens: list[int], most: int, *, routed_tokens: int, **sampling: Any
+    ) -> Sampled:
+        if routed_tokens:
+            sampling["routed_experts_prompt_start"] = routed_tokens
         if self._tells_weights:
             try:
                 return await self._generated(tokens, {"max_tokens": most, **sampling})
@@ -127,7 +132,8 @@ class VLLMEngine(Engine):
             for span in choice["weight_versions"] or ():
                 for at in range(max(0, span["start"]), min(span["end"], len(found))):
                     labels[at] = str(span["version"])
-            return Sampled(found, log_probs, choice["finish_reason"], labels)
+            routed = self._routed(choice, len(tokens) + len(found) - 1)
+            return Sampled(found, log_probs, choice["finish_reason"], labels, routed)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
@@ -144,10 +150,17 @@ class VLLMEngine(Engine):
             [choice] = reply["choices"]
             found = list(choice["token_ids"])
             log_probs, finish = list(choice["logprobs"]["token_logprobs"]), choice["finish_reason"]
+            routed = self._routed(choice, len(tokens) + len(found) - 1)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
         labels = [] if self._label is None else [await self._weights_label()]
-        return Sampled(found, log_probs, finish, labels)
+        return Sampled(found, log_probs, finish, labels, routed)
+
+    def _routed(self, choice: Mapping[str, Any], most: int) -> Routing | None:
+        try:
+            return decoded(choice.get("routed_experts"), most)
+        except ValueError as error:
+            raise self._malformed("routed experts as vLLM 0.32 sends them") from error
 
     async def _weights_label(self) -> str:
         return str((await self._client.request("/weight_info")).get("weight_version"))
