@@ -88,7 +88,7 @@ class Fleet:
             at_once: Most servers that load at the same time, but for those that take long.
         """
         self._catalogue = Catalogue(client, name, namespace)
-        self._missing = MissingWeights(client, self._catalogue.keys, name)
+        self._missing = MissingWeights(client, namespace, name)
         self._servers = [
             _Server(engine, weights, Outage(f"{engine.where} does not get the newest weights"))
             for engine, weights in servers
