@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
 import time
@@ -70,6 +69,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    import asyncio
+
     from redrb.checks import require_package
     from redrb.connection import connect
 
@@ -109,6 +110,8 @@ def _fleet(client: Client, options: argparse.Namespace) -> Fleet:
 
 async def _until_signal(fleet: Fleet) -> None:
     """Run until SIGINT or SIGTERM; a second signal does not wait for pauses to be taken back."""
+    import asyncio
+
     running = asyncio.ensure_future(fleet.run())
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -408,7 +408,7 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
-        self._discard(PutBatch((), expired=checked_int("groups", groups)))
+        self._discard(expired=checked_int("groups", groups))
 
     def discard_filtered(self, groups: int) -> None:
         """Count groups that a maker filtered itself, as put and filtered, exactly once.
@@ -416,13 +416,15 @@ class ExperienceStream(OpenTask, Closing):
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
         """
-        self._discard(PutBatch((), filtered=checked_int("groups", groups)))
+        self._discard(filtered=checked_int("groups", groups))
 
-    def _discard(self, dropped: PutBatch) -> None:
+    def _discard(self, *, expired: int = 0, filtered: int = 0) -> None:
         self._check_open()
-        if dropped:
+        if expired or filtered:
+            # named with settings, so that a task that was deleted gets them back
+            revision = self._task.description.revision
             with Deadline():
-                self._producer.put(dropped)
+                self._producer.put(PutBatch((), revision, expired=expired, filtered=filtered))
 
     def store_forwarded(
         self,

@@ -190,7 +190,7 @@ NO_PAGES = {
     "redrb.stream.admission.admitter.MOST_RIGHTS": "what a user may ask for",
     "redrb.stream.assembly.calls.MOST_KEY_BYTES": "the length of a key",
     "redrb.stream.assembly.calls.MOST_PARTS": "what a user may ask for",
-    "redrb.stream.sharded.sharded.MOST_SHARDS": "what a user may ask for",
+    "redrb.keys.MOST_SHARDS": "what a user may ask for",
     "redrb.stream.ranks.calls.MOST_RANKS": "what a user may ask for",
     "redrb.stream.saving.records.MAX_GROUPS": "consumer groups of a file that is accepted",
     "redrb.stream.task.entries.MAX_COUNT": "the size of a number",
@@ -270,6 +270,7 @@ def test_every_page_of_the_client_has_a_trial():
     found = set()
     for path in [
         root / "registry.py",
+        root / "keys.py",
         *(p for each in packages for p in (root / each).rglob("*.py")),
     ]:
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)

@@ -462,7 +462,7 @@ def test_a_resume_that_fails_before_its_end_is_repeated_and_restores_all(
                 await put(buffer, 0)
                 await everything(buffer)
         flush = resuming.Resumption._flush
-        for puts in range(4):  # before the first put, and after some, of the first task and another
+        for puts in (0, 1, 1, 1):  # before the first put, and after each, of both tasks
             done = iter(range(puts))
 
             def die(resumption: Any, done: Iterator[int] = done) -> None:

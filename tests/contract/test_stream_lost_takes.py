@@ -235,7 +235,7 @@ def test_groups_of_a_take_that_was_interrupted_when_it_was_sent_come_back(
     with pytest.raises(KeyboardInterrupt):
         stream.take(4, timeout=5, **place)
     assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
-    assert not stream._consumer._slots
+    assert not stream._consumer._leased
 
 
 def test_a_part_that_cannot_be_released_yet_is_tried_again(stream, other, monkeypatch):

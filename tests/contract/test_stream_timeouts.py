@@ -206,6 +206,7 @@ def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypa
         if "turn" in waits:
             assert held.leases
             assert "a take waits for its turn" in caplog.text
+    else:
         options = {"max_staleness": 0, "groups_per_version": 1} if waits == "admit" else {}
         options |= {"limit": 4}
         with ExperienceStream(client, "math", namespace=namespace, **options) as stream:

@@ -312,7 +312,7 @@ def test_a_server_without_the_backend_needs_a_folder(client, policies, namespace
     async def run(server: EngineServer) -> None:
         job = Job(server, client, namespace)
         async with job.engine:
-            with pytest.raises(ConfigError, match=r"weight-transfer-config.*folder="):
+            with pytest.raises(ConfigError, match=r"weight-transfer-config.*give a folder"):
                 await job.weights.update(timeout=5)
 
     with EngineServer() as server:

@@ -92,8 +92,9 @@ def test_the_services_of_compose_have_known_settings() -> None:
         variables = {each for each in services[name]["environment"] if each.startswith("REDRB_")}
         assert variables <= KNOWN
         assert services[name]["depends_on"].keys() == {"redis", "data"}
-    shared = [services[name]["volumes"] for name in ("vllm", "maker")]
-    assert all("weights:/weights" in volumes for volumes in shared)
+    assert services["vllm"]["environment"].keys() >= {"REDRB_URL", "VLLM_SERVER_DEV_MODE"}
+    assert '--weight-transfer-config={"backend":"redrb"}' in services["vllm"]["command"]
+    assert services["vllm"]["shm_size"]  # the host cache keeps two versions
     assert "ports" not in services["vllm"]  # anyone who reaches it could replace its weights
 
 

@@ -153,7 +153,7 @@ def test_ranks(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     ask = AskStep("default", "me", 0, 1, 0, False)
-    assert user.check(ask.script, lambda: scene.run(ask)).starts
+    assert user.check(ask.script, lambda: scene.run(ask)).missing
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

@@ -309,7 +309,7 @@ class Ranks:
         if reply.skipped:
             return "a rank has started again before it had read its part"
         ranks = ", ".join(map(str, reply.missing))
-        return f"ranks {ranks} have not read their parts" if ranks else ""
+        return f"its part was not read by rank {ranks}" if ranks else ""
 
     def _check_same(self, request: PartRequest, decision: Decision) -> None:
         """Check that rank 0 has asked for the same; the next take gets its part all the same."""
