@@ -421,8 +421,7 @@ class ExperienceStream(OpenTask, Closing):
     def _discard(self, *, expired: int = 0, filtered: int = 0) -> None:
         self._check_open()
         if expired or filtered:
-            # named with settings, so that a task that was deleted gets them back
-            revision = self._task.description.revision
+            revision = self._task.description.revision  # a task that was deleted gets it back
             with Deadline():
                 self._producer.put(PutBatch((), revision, expired=expired, filtered=filtered))
 

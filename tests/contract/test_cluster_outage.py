@@ -312,7 +312,7 @@ def test_while_all_shards_are_away_calls_end_in_time_and_name_all(stream):
 
 def test_puts_and_takes_go_on_with_the_first_nodes_that_are_back(cluster, namespace, request):
     with (
-        redrb.connect(cluster.url, retry_s=60) as client,
+        redrb.connect(cluster.url, retry_s=90) as client,
         ShardedStream(client, "math", shards=SHARDS, namespace=namespace) as stream,
         ThreadPoolExecutor(6) as pool,
     ):
@@ -321,13 +321,13 @@ def test_puts_and_takes_go_on_with_the_first_nodes_that_are_back(cluster, namesp
         request.getfixturevalue("all_away")
         put_ended(stream, 0.2)
         puts = [pool.submit(stream.put, numbered(number)) for number in range(3)]
-        takes = [pool.submit(stream.take, 1, timeout=50) for _ in range(3)]
+        takes = [pool.submit(stream.take, 1, timeout=80) for _ in range(3)]
         time.sleep(4)  # longer than the outage that each request survives
         for each in back:
             each.start()
-        assert {put.result(20)[0][0] for put in puts}.isdisjoint(away)
+        assert {put.result(80)[0][0] for put in puts}.isdisjoint(away)
         for take in takes:
-            take.result(20).ack()
+            take.result(80).ack()
         last.start()
         cluster.wait_until_whole()
 

@@ -23,7 +23,7 @@ from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
 from redrb.lua.scripts import needed_commands
 from redrb.stream.put.calls import AskRoom, Evict
-from redrb.stream.ranks.calls import AskStep
+from redrb.stream.ranks.calls import AskStep, StepReply
 from redrb.stream.take.calls import Drop, Finish, Leave
 from redrb.stream.task.calls import (
     Discard,
@@ -153,7 +153,7 @@ def test_ranks(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
     ask = AskStep("default", "me", 0, 1, 0, False)
-    assert user.check(ask.script, lambda: scene.run(ask)).missing
+    assert user.check(ask.script, lambda: scene.run(ask)) == StepReply()
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

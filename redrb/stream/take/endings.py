@@ -14,12 +14,10 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.part import LeasePart
 
 Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
-"""Groups of a lease: parts, and ids in each."""
 
 Errors: TypeAlias = dict[LeasePart, LeaseLost | StoreError]
 
-Pages: TypeAlias = dict[LeasePart, deque[tuple[int, ...]]]
-"""The groups that are still to be ended, by part."""
+Pages: TypeAlias = dict[LeasePart, deque[tuple[int, ...]]]  # still to be ended
 
 
 def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Errors:

@@ -122,9 +122,7 @@ class PartsLease(Entered, Generic[Ids]):
         pin_memory: bool = False,
         tensors: Collection[str] | None = None,
     ) -> Experience:
-        """Return all samples as one zero-padded batch.
-
-        Each sample is decoded straight into the padded tensors: one copy.
+        """Return all samples as one zero-padded batch, decoded straight into the padded tensors.
 
         Args:
             device: Device of the batch.

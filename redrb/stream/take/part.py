@@ -32,12 +32,9 @@ class Holder(Protocol):
     def end_request(
         self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
     ) -> Request[str]:
-        """Return the request that ends leased groups.
+        """Return the request that ends leased groups; with `ends` they are the last of the part.
 
         Its result is why the part is lost, as a sentence that says what to do; "" if it was held.
-
-        Args:
-            ends: Whether these are the last groups of the part.
         """
 
     def release(self, ids: Sequence[int]) -> None:
@@ -49,11 +46,7 @@ class Holder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Weights by which an order drew groups.
-
-    Attributes:
-        total: Sum of the weights of all groups that waited.
-    """
+    """Weights by which an order drew groups; `total` is that of all groups that waited."""
 
     weights: Mapping[int, float]
     total: float
@@ -89,15 +82,13 @@ class LeasePart:
 
     Attributes:
         incarnation: Incarnation of the task in which the groups were leased.
-        layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
-            of the batch.
+        layouts: The groups that are still leased, checked, not decoded, by id, in batch order.
         draw: Weights by which the order drew the groups; None if it does not draw.
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
         first_ids: First id of the groups that were dead letters and have another id now.
-        decided: Groups that ended as an earlier call asked for, by how they ended, until an error
-            has named them.
+        decided: Groups that ended as an earlier call asked for, until an error has named them.
     """
 
     task: str
