@@ -59,8 +59,9 @@ class Checkpoint:
         stored = {plain: own[name] for plain, name in base_names(own).items()}
         if not stored:
             raise ConfigError(
-                f"weights {described.name!r} have no tensors of {prefix!r}, but "
-                f"{', '.join(sorted(published)[:3])}: give model=."
+                f"weights {described.name!r} have no tensors that begin with {prefix!r}, but "
+                f"{', '.join(sorted(published)[:3])}: give model= of EngineWeights the part before "
+                'the first point, or model="" for names as the model has them.'
             )
         changes: dict[str, tuple[Tensor, Tensor, LoraConfig]] = {}
         tensors, configs = ({}, {}) if adapter is None else (adapter.tensors, adapter.configs)
