@@ -199,10 +199,10 @@ def test_the_log_of_a_long_wait_says_what_to_look_at(client, namespace, monkeypa
         options = {"shards": 3, "limit": 2, "namespace": namespace}
         with ShardedStream(client, "math", **options) as stream, suppress(TimeoutError, StoreFull):
             if "put" in waits:
-                stream.put_many([[numbered(each)] for each in range(40)], timeout=0.1)
+                stream.put_many([[numbered(each)] for each in range(40)], timeout=1.0)
             if "turn" in waits:
                 held = stream._await_turn(_Batch(TakeRequest(1, 1, Status.COMPLETED, "")))
-            stream.take(2, timeout=0.1)
+            stream.take(2, timeout=1.0)
         if "turn" in waits:
             assert held.leases
             assert "a take waits for its turn" in caplog.text
