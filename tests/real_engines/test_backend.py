@@ -281,12 +281,13 @@ def test_an_adapter_is_merged_into_its_base(
     peft = pytest.importorskip("peft")
     base = vllm.policy(1)
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
+    trained = torch.nn.ModuleDict({"actor": model})
 
     async def run() -> None:
         async with engine_of(vllm) as engine:
             weights = EngineWeights(client, NAME, engine, namespace=namespace)
             publisher = WeightPublisher(client, NAME, namespace=namespace)
-            publisher.publish({"actor": model})
+            publisher.publish(trained)
             await weights.update(timeout=30)
             for seed in range(3):
                 torch.manual_seed(seed)
@@ -294,7 +295,7 @@ def test_an_adapter_is_merged_into_its_base(
                     for name, each in model.named_parameters():
                         if "lora_" in name:
                             each.copy_(torch.randn_like(each) * 0.1)
-                version = publisher.publish_lora({"actor": model}).version
+                version = publisher.publish_lora(trained).version
                 assert await weights.update(timeout=30) == version
                 done = await engine.generate(PROMPT, max_new_tokens=48)
                 expected = log_probs(model, [*PROMPT, *done.tokens])
