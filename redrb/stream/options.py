@@ -13,7 +13,11 @@ from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked_checks
 from redrb.stream.put.room import OnFull
 from redrb.stream.take.rollout_reading import GroupReader
-from redrb.stream.task.settings import LEASE_MS, LEAST_LEASE_MS
+
+LEASE_MS = 30_000
+"""Default of `lease_ms`."""
+
+LEAST_LEASE_MS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncom
 from redrb.stream.assembly.collector import PartCollector
 from redrb.stream.closing import close_ahead, close_at_end, takes_ahead, was_closed
 from redrb.stream.open_task import OpenTask
-from redrb.stream.options import StreamOptions
+from redrb.stream.options import LEASE_MS, StreamOptions
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.options import PutOptions
@@ -49,7 +49,6 @@ from redrb.stream.take.taker import Taker
 from redrb.stream.task.origin import Origin, SourceGroup
 from redrb.stream.task.queries import no_query
 from redrb.stream.task.settings import (
-    LEASE_MS,
     SettingArguments,
     TaskSettings,
     may_give_rights,

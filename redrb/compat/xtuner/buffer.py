@@ -36,9 +36,10 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
+from redrb.stream.options import LEASE_MS
 from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import ROLLOUT
-from redrb.stream.task.settings import LEASE_MS, NO_BOUND
+from redrb.stream.task.settings import NO_BOUND
 
 _log = logging.getLogger("redrb")
 

@@ -22,11 +22,12 @@ from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.keys import check_name, is_name, replay_key
 from redrb.stream import ExperienceStream
+from redrb.stream.options import LEASE_MS, LEAST_LEASE_MS
 from redrb.stream.take.part import Expiry
 from redrb.stream.take.rollout_reading import as_stored
 from redrb.stream.task.calls import Stats
 from redrb.stream.task.description import StalenessRules
-from redrb.stream.task.settings import LEASE_MS, LEAST_LEASE_MS, NO_BOUND, OnExpired
+from redrb.stream.task.settings import NO_BOUND, OnExpired
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.tags import declare_tags
 from redrb.unpacking import Reading

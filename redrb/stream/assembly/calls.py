@@ -1,4 +1,4 @@
-"""The calls of the scripts in `redrb/lua/assembly`: parts of groups are stored, and removed.
+"""Limits of groups in parts, and the calls of `redrb/lua/assembly`, which stores and removes parts.
 
 Every call may be repeated as it is when a connection breaks, and is.
 """

@@ -25,6 +25,7 @@ from redrb.scopes import Closing
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.mixture import close_all, release
+from redrb.stream.options import LEASE_MS
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
@@ -36,7 +37,6 @@ from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.ledger import StreamStats, summed
-from redrb.stream.task.settings import LEASE_MS
 from redrb.stream.task.store import QUEUE_TTL_MS
 from redrb.words import counted
 

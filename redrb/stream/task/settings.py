@@ -14,11 +14,6 @@ from redrb.stream.task.tags import declare_tags
 
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
-LEASE_MS = 30_000
-"""Default of `lease_ms`, which belongs to a consumer and not to the task."""
-
-LEAST_LEASE_MS = 100
-
 NO_BOUND = 2**31
 """A `max_staleness` that no group reaches: versions are indexed to expire groups on demand only."""
 

@@ -1,4 +1,4 @@
-"""JSON requests to an inference server, with time limits."""
+"""JSON requests to an inference server: headers, connections and time limits."""
 
 from __future__ import annotations
 
