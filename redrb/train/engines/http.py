@@ -40,6 +40,14 @@ async def _set_keepalive(event: str, info: Mapping[str, Any]) -> None:
             connected.setsockopt(*option)
 
 
+def _text_of(reply: Any) -> str:
+    """Return the message of an error as servers of OpenAI's kind send it, else the whole reply."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(reply.text)
+
+
 class JsonClient:
     """Sends JSON to one server; it connects at the first request, and repeats none.
 
@@ -88,7 +96,7 @@ class JsonClient:
             ) from error
         if reply.status_code >= 400:
             raise EngineError(
-                f"{self.where}{path} answered {reply.status_code}: {reply.text!s:.500}",
+                f"{self.where}{path} answered {reply.status_code}: {_text_of(reply):.2000}",
                 where=self.where,
                 status=reply.status_code,
             )
