@@ -16,7 +16,7 @@ from aiohttp import web
 
 import redrb
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
-from redrb.train.engines.vllm import NO_URL
+from redrb.train.engines.vllm import NO_URL, PASSED
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.state_copies import PrivateCopy
@@ -60,7 +60,7 @@ class BackendServer(EngineServer):
         """Have what a server has that has just been started."""
         self.model, self.label = tiny_model(0), "default"
         self._info: dict[str, Any] | None = None
-        self._copy = PrivateCopy()
+        self._copy, self._used = PrivateCopy(), None
         self._updating = False
         self._loading = asyncio.Lock()
 
@@ -172,11 +172,15 @@ class BackendServer(EngineServer):
             raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
         with redrb.connect(self.redis_url or info["url"]) as client:
             catalogue = Catalogue(client, info["name"], info["namespace"])
+            used = self._used
+            if used and used.version > version and catalogue.entry(used.version) == used:
+                raise WeightError(f"{PASSED}, {used.version}.")
             found = self._copy.fetch(catalogue, version, with_base=True)
         if created_s is not None and found.described.created_s != created_s:
             raise WeightError(f"version {version} is another one than was asked for.")
         prefix = f"{info['model']}." if info["model"] else ""
         chosen = Checkpoint.of(found.described, found.state, found.adapter, prefix)
+        self._used = found.described
         return {name: tensor.clone() for name, tensor in chosen.tensors()}
 
     def _change(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -808,6 +808,61 @@ def test_a_server_that_was_started_again_after_it_has_loaded_weights_does_not_ge
 
 
 @pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+@pytest.mark.parametrize("order", ["early first", "early ends first"])
+def test_a_server_with_two_makers_gets_the_label_of_what_it_has(
+    server, client, namespace, tmp_path, kind, order
+):
+    """One of two makers has another version still; both have named what they load."""
+    publish = publisher(client, namespace)
+
+    async def sample():
+        async with kind(server.url) as early, kind(server.url) as late:
+            found = []
+            for engine, folder in ((late, "late"), (early, "early")):
+                publish(1 + len(found), 1 + len(found))
+                path = tmp_path / folder
+                weights = EngineWeights(client, "trainer_0", engine, path, namespace=namespace)
+                found.append((weights, engine, engine._load))
+            (slow, _, load_slow), (quick, _, load_quick) = found
+            named, loaded = asyncio.Event(), asyncio.Event()
+
+            async def waits(source):
+                named.set()
+                await loaded.wait()
+                await load_slow(source)
+                late._load = load_slow
+                if order == "early ends first":
+                    loaded.clear()
+                    await loaded.wait()
+
+            async def beside(source):
+                early._load = load_quick
+                await load_quick(source)
+                loaded.set()
+                while late._load == waits:
+                    await asyncio.sleep(0)
+                if order == "early first":
+                    while not server.label.startswith("loading version-1"):
+                        await asyncio.sleep(0)
+
+            late._load, early._load = waits, beside
+            first = slow._catalogue.entry(1)
+            look, slow._newest = slow._newest, lambda _: asyncio.sleep(0, first)
+            updating = asyncio.create_task(slow.update(timeout=5))
+            await named.wait()
+            slow._newest = look
+            assert await quick.update(timeout=5) == 2
+            loaded.set()
+            assert await updating == 2
+            return [await engine.generate(PROMPT, max_new_tokens=4) for engine in (early, late)]
+
+    for done in asyncio.run(sample()):
+        assert done.versions == [2] * 4
+        expected = log_probs_of(tiny_model(2), PROMPT + done.tokens, 3, 1.0)
+        torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
 def test_weights_that_another_maker_has_loaded_are_not_loaded_again(server, tmp_path, kind):
     """The other maker was killed before it took its pause back."""
     path = saved(tiny_model(1), tmp_path / "1")

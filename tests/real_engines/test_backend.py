@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import redrb
 from redrb import Client, WeightPublisher
 from redrb.errors import EngineError
 from redrb.train.engines import EngineWeights, Generation, VLLMEngine
+from redrb.train.engines.engine import WeightsReplacedError
 from tests.real_engines.conftest import PROMPT, VLLM, RealVLLM, log_probs
 from tests.servers import Server, programs
 
@@ -222,6 +224,33 @@ def test_an_update_that_somebody_began_and_never_ended_keeps_nobody(
             assert await weights.update(timeout=30) == version
             done = await engine.generate(PROMPT, max_new_tokens=16)
             assert policies.check(done) == {version}
+
+    asyncio.run(run())
+
+
+def test_a_load_that_waited_for_that_of_a_later_version_is_refused(
+    vllm: RealVLLM, client: Client, policies: Policies, namespace: str
+) -> None:
+    """Until Redis is emptied: then smaller numbers are later."""
+
+    async def run() -> None:
+        async with engine_of(vllm) as engine:
+            weights = EngineWeights(client, NAME, engine, namespace=namespace)
+            policies.publish()
+            early = await weights._newest(5)
+            version = policies.publish()
+            assert await weights.update(timeout=30) == version
+            source = await weights._source(early, "")
+            for _ in range(2):  # and again, after a refusal
+                with pytest.raises(WeightsReplacedError, match="has a later version"):
+                    await engine._repeated(partial(engine._load, source), 30)
+            await engine._take_back_pause()
+            assert policies.check(await engine.generate(PROMPT, max_new_tokens=16)) == {version}
+            client.execute("FLUSHALL")
+            again = Policies(vllm, client, namespace)
+            assert again.publish() == 1
+            assert await weights.update(timeout=30) == 1
+            assert again.check(await engine.generate(PROMPT, max_new_tokens=16)) == {1}
 
     asyncio.run(run())
 

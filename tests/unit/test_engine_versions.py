@@ -11,6 +11,7 @@ import pytest
 from redrb.train.engines import engine as engines
 from redrb.train.engines.completions import Sampled
 from redrb.train.engines.engine import Engine
+from redrb.train.engines.labels import weights_label
 
 MOST = 6
 
@@ -40,12 +41,12 @@ class Server(Engine):
         found: list[int] = []
         for _token in range(most):
             if not self.running.is_set():
-                return Sampled(found, [0.0] * len(found), "abort", [self.label])
+                return Sampled(found, [0.0] * len(found), "abort", label=self.label)
             found.append(self.have)
             if len(found) == 2:
                 self.begun.set()
             await asyncio.sleep(0)
-        return Sampled(found, [0.0] * len(found), "length", [self.label])
+        return Sampled(found, [0.0] * len(found), "length", label=self.label)
 
     async def _pause(self, *, abort: bool) -> None:
         self.running.clear()
@@ -54,7 +55,7 @@ class Server(Engine):
     async def _name(self, label: str) -> None:
         self.label = label
         if not label.startswith("loading"):
-            self.have = int(label.partition("/")[0])
+            self.have = int(label.removeprefix("version-").replace("/", "-").partition("-")[0])
 
     async def _weights_label(self) -> str:
         return self.label
@@ -114,6 +115,39 @@ def test_two_updates_in_a_row_let_no_request_between_them():
 
     done = asyncio.run(twice())
     assert done.versions == done.tokens
+
+
+@pytest.mark.parametrize("count", [1, 2, MOST])
+@pytest.mark.parametrize("goes", ["on", "back"])
+def test_a_label_that_is_told_afterwards_is_not_that_of_the_tokens(count, goes):
+    """Another maker loads other weights before the label is asked for."""
+
+    def label(version: int) -> str:
+        return weights_label(version, 1e9 + version, "0" * 16)
+
+    async def moved():
+        server = Server()
+        server.arrives.set()
+        await server.update(Path("/2"), 2, label(2))
+        request, other = server._request, 3 if goes == "on" else 1
+
+        async def then_moves(tokens: list[int], most: int, **sampling: Any) -> Sampled:
+            done = await request(tokens, most, **sampling)
+            if server.sent > 1:
+                return done
+            await server._name(f"{label(other)}/0a")
+            return Sampled(done.tokens, done.log_probs, done.finish, label=server.label)
+
+        server._request = then_moves
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=count))
+        while not server.has_lost_weights:
+            await asyncio.sleep(0)
+        assert not asking.done()
+        await server.update(Path("/3"), 3, label(3))
+        return await asking
+
+    done = asyncio.run(moved())
+    assert done.versions == done.tokens == [3] * count
 
 
 def test_the_end_gives_a_late_request_up():

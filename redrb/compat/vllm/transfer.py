@@ -27,7 +27,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # type: ignore[
 from redrb import environment
 from redrb.connection import Client, connect
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightMismatch, WeightsTorn
-from redrb.train.engines.vllm import BACKEND, NO_URL
+from redrb.train.engines.vllm import BACKEND, NO_URL, PASSED
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -88,7 +88,7 @@ def _naming(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Checks the shapes of all copies, and makes none."""
+    """Checks the shapes and kinds of numbers of all copies, and makes none."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -98,6 +98,8 @@ class _NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target, source = args[:2]
         if target.shape != source.shape:
             raise ValueError(f"{list(source.shape)} goes into {list(target.shape)}")
+        if target.is_floating_point() != source.is_floating_point():
+            raise ValueError(f"{source.dtype} goes into {target.dtype}")
         return target
 
 
@@ -119,8 +121,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
         self._info: RedrbInitInfo | None = None
         self._client: Client | None = None
         self._state: StateBytes | None = None
-        self._fitting: tuple[int, ...] = ()  # of which layouts the names and shapes fit
-        self._is_whole = True
+        self._fitting: int | None = None  # hash of names, shapes and dtypes that fit
 
     @_naming
     def init_transfer_engine(self, init_info: RedrbInitInfo) -> None:
@@ -159,7 +160,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
             version, created_s = self._of_first(self._newest)
         self._of_first(partial(self._prepare, version, created_s))
         fetched, checkpoint = self._prepared
-        described, self._is_whole = fetched.described, False
+        described, self._catalogue.used = fetched.described, None
         try:
             with self._reloading():
                 self.model.load_weights(checkpoint.tensors())
@@ -169,7 +170,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
                 "has a mixture of two versions until all of one is loaded. "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self._is_whole, self._catalogue.used = True, described
+        self._catalogue.used = described
         if fetched.loaded is not None:
             fetched.loaded()
 
@@ -188,11 +189,11 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
 
         If it fails in one of them, all raise an error: then none changes its model alone.
         """
-        error: RedrbError | None = None
+        error: Exception | None = None
         found: Any = None
         try:
             found = step()
-        except RedrbError as failed:
+        except Exception as failed:  # noqa: BLE001  (the others wait for this worker's word)
             error = failed
         workers = self.parallel_config.world_size
         if workers > 1:
@@ -228,7 +229,11 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
                 raise self._catalogue.missing(version)
             return found
 
-        fetched = fetching(self._ready(), self._copy.forget, attempt)
+        used = self._ready().used
+        is_smaller = created_s is not None and used is not None and version < used.version
+        if used and is_smaller and self._catalogue.entry(used.version) == used:
+            raise WeightError(f"{PASSED}, {used.version}, which another maker has loaded.")
+        fetched = fetching(self._catalogue, self._copy.forget, attempt)
         described = fetched.described
         if created_s is not None and described.created_s != created_s:
             raise WeightError(
@@ -242,19 +247,11 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
         """Load tensors without data, which change nothing, or raise WeightMismatch."""
-        shapes = tuple(
-            (name, tensor.shape, tensor.dtype) for name, tensor in checkpoint.stored.items()
+        shapes = hash(
+            tuple((name, tensor.shape, tensor.dtype) for name, tensor in checkpoint.stored.items())
         )
-        if hash(shapes) in self._fitting or self.model_config.quantization is not None:
+        if shapes == self._fitting or self.model_config.quantization is not None:
             return  # quantised layers look at the data: their loaders check
-        wrong = [
-            name for name, tensor in checkpoint.stored.items() if not tensor.is_floating_point()
-        ]
-        if wrong:
-            raise WeightMismatch(
-                f"{wrong[0]!r} is {checkpoint.stored[wrong[0]].dtype}: the weights of this model "
-                "are floating-point numbers."
-            )
         expected = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
         with self._reloading(is_trial=True), _NoCopies():  # type: ignore[no-untyped-call]
             try:
@@ -274,7 +271,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
                 f"of the server's model {self.model_config.model!r}: "
                 f"{', '.join(sorted(missing)[:3])}."
             )
-        self._fitting = (hash(shapes),)
+        self._fitting = shapes
 
     @contextmanager
     def _reloading(self, *, is_trial: bool = False) -> Iterator[None]:

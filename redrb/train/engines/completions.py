@@ -44,15 +44,16 @@ class Sampled:
     """The reply to one request of an engine, as the server sent it.
 
     Attributes:
-        labels: The label of the weights that sampled each token, where the server tells; else that
-            of the server's weights afterwards, alone; empty: not asked for.
+        labels: The label of the weights that sampled each token; None: the server does not tell.
+        label: Then that of its weights afterwards; None: not asked for.
         routed_experts: Rows of tokens up to the one before the last.
     """
 
     tokens: list[Any]
     log_probs: list[Any]
     finish: Any
-    labels: list[str] = field(default_factory=list)
+    labels: list[str] | None = None
+    label: str | None = None
     routed_experts: Routing | None = None
 
 

@@ -23,7 +23,7 @@ from redrb.connection.retries import insist_async
 from redrb.errors import ConfigError, EngineError
 from redrb.train.engines.completions import Finish, Generation, Sampled, missing_in
 from redrb.train.engines.http import JsonClient
-from redrb.train.engines.labels import newer, parsed, weights_of
+from redrb.train.engines.labels import Named, of_same, weights_of
 from redrb.train.engines.routing import Routing, joined, rows_of
 
 
@@ -248,15 +248,21 @@ class Engine(ABC):
         return False
 
     async def update(
-        self, source: Path | Published, version: int, label: str | None = None
+        self,
+        source: Path | Published,
+        version: int,
+        label: str | None = None,
+        *,
+        is_later: Callable[[Named], Awaitable[bool]] | None = None,
     ) -> None:
-        """Load weights, unless the server has them, or newer ones, already.
+        """Load weights, unless the server has them, or later ones, already.
 
         Args:
             source: A folder that the server can read; or a version in Redis, for a server that
                 `receives`.
             version: Number of the weights.
             label: Identifies them; by default the version does.
+            is_later: Whether other weights, which another maker has loaded, are later ones.
 
         Raises:
             WeightsReplacedError: The server was started again, or got other weights, meanwhile.
@@ -268,9 +274,10 @@ class Engine(ABC):
             self._open.clear()
             try:
                 found = await self._repeated(self._weights_label, self._retry_s)
-                later = newer(found, label)
-                if later is not None or weights_of(found) == label:  # another maker has loaded it
-                    version = version if later is None else later
+                other = of_same(found, label)
+                if other is not None and is_later is not None and await is_later(other):
+                    version, label = other.version, found.rpartition("/")[0]
+                if weights_of(found) == label:  # another maker has loaded it
                     await self._take_back_pause()  # which may have been killed before it did so
                 else:
                     give = partial(self._give, source, label, found)
@@ -351,24 +358,24 @@ class Engine(ABC):
         count = len(part.tokens)
         if label is None:
             return [-1 if version is None else version] * count
-        if len(part.labels) == count:
+        if part.labels is not None:
             found = [self._number(each) for each in part.labels]
-            if part.labels:
-                self._note_label(part.labels[-1])
             known = [each for each in found if each is not None]
-            return known if len(known) == count else None
-        after = part.labels[0] if part.labels else None
-        if after == label and version is not None:
+            if len(known) == count:
+                return known
+            self._note_label(part.labels[-1])
+            return None
+        if part.label == label and version is not None:
             return [version] * count
-        self._note_label(after)
+        self._note_label(part.label)
         return None
 
-    def _number(self, label: str | None) -> int | None:
+    def _number(self, label: str) -> int | None:
         """Return the version that a label names, None if it is not one of these weights."""
         if weights_of(label) == weights_of(self._label):
             return self.version
-        found, own = parsed(label), parsed(self._label)
-        return found.version if found and own and found.family == own.family else None
+        found = of_same(label, self._label)
+        return found.version if found else None
 
     def _note_label(self, found: str | None) -> None:
         """Note an unexpected label: with other weights, requests wait for the next update."""
@@ -377,17 +384,14 @@ class Engine(ABC):
         if weights_of(found) == weights_of(self._label):
             self._label = found  # another maker has loaded the same weights again
             return
-        if self._label is not None and newer(self._label, weights_of(found) or "") is not None:
-            return  # sampled before the last update
-        if self._number(found) is not None:
-            self.version, self._label = self._number(found), found  # another one has loaded them
-            return
-        _log.warning(
-            "%s has the weights %r and not %r: it was started again, or updated by another program",
-            self._client.where,
-            found,
-            self._label,
-        )
+        if of_same(found, self._label) is None:
+            _log.warning(
+                "%s has the weights %r and not %r: it was started again, or updated by another "
+                "program",
+                self._client.where,
+                found,
+                self._label,
+            )
         self._open.clear()
         self.version, self._lost = None, True
 
@@ -523,13 +527,16 @@ class Engine(ABC):
         try:
             await self._load(source)
         except WeightsKeptError:
-            await self._name(before)
+            if await self._weights_label() == loading:
+                await self._name(before)
             raise
         found = await self._weights_label()
         if found == loading:
             found = f"{label}/{uuid.uuid4().hex[:8]}"
             await self._name(found)
         elif weights_of(found) != label:  # else another maker has loaded the same
+            if isinstance(source, Path):
+                await self._name(loading)  # that maker may have loaded its weights before these
             raise WeightsReplacedError(
                 f"{self._client.where} has the weights {found!r} after it has loaded {label!r}: it "
                 "was started again, or updated by another program. Load the newest weights again.",

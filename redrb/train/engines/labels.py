@@ -38,9 +38,7 @@ def parsed(label: str | None) -> Named | None:
     return None if found is None else Named(int(found[1]), int(found[2]), found[3])
 
 
-def newer(label: str | None, than: str) -> int | None:
-    """Return the version of a label if it is a newer one of the same weights, else None."""
-    found, other = parsed(label), parsed(than)
-    if found is None or other is None or found.family != other.family:
-        return None
-    return found.version if found.created_ms > other.created_ms else None
+def of_same(label: str | None, other: str | None) -> Named | None:
+    """Return what a label says if it names a version of the same weights as another label."""
+    found, known = parsed(label), parsed(other)
+    return found if found and known and found.family == known.family else None

@@ -30,8 +30,8 @@ class SGLangEngine(Engine):
             found = reply["meta_info"]["output_token_logprobs"]
             finish = reply["meta_info"]["finish_reason"]["type"]
             label = reply["meta_info"].get("weight_version")
-            labels = [] if label is None else [label]
-            return Sampled([each[1] for each in found], [each[0] for each in found], finish, labels)
+            tokens, log_probs = [each[1] for each in found], [each[0] for each in found]
+            return Sampled(tokens, log_probs, finish, label=label)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 

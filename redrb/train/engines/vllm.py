@@ -45,6 +45,9 @@ _OF_BACKEND = re.compile(
 )
 """Such an error, and how vLLM ends its own message around that of a worker process."""
 
+PASSED = "this server has a later version"
+"""In the message of an error of that backend."""
+
 NO_URL = "the server has no REDRB_URL"
 """In the message of an error of that backend."""
 
@@ -139,7 +142,8 @@ class VLLMEngine(Engine):
                 for at in range(max(0, span["start"]), min(span["end"], len(found))):
                     labels[at] = str(span["version"])
             routed = self._routed(choice, len(tokens) + len(found) - 1)
-            return Sampled(found, log_probs, choice["finish_reason"], labels, routed)
+            finish = choice["finish_reason"]
+            return Sampled(found, log_probs, finish, labels, routed_experts=routed)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
@@ -159,8 +163,8 @@ class VLLMEngine(Engine):
             routed = self._routed(choice, len(tokens) + len(found) - 1)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        labels = [] if self._label is None else [await self._weights_label()]
-        return Sampled(found, log_probs, finish, labels, routed)
+        label = None if self._label is None else await self._weights_label()
+        return Sampled(found, log_probs, finish, label=label, routed_experts=routed)
 
     def _routed(self, choice: Mapping[str, Any], most: int) -> Routing | None:
         try:
@@ -187,7 +191,7 @@ class VLLMEngine(Engine):
                 raise
             reason = str(error).removeprefix(f"{error.where}: ")
             text = f"{self._client.where} could not load weights: {reason}"
-            if isinstance(source, Published) and BACKEND not in text:
+            if isinstance(source, Published) and (BACKEND not in text or PASSED in text):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
             if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
                 raise WeightsMixedError(text, where=error.where, status=error.status) from error

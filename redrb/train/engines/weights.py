@@ -34,7 +34,7 @@ from redrb.train.engines.engine import (
     WeightsReplacedError,
     WeightsUnreachableError,
 )
-from redrb.train.engines.labels import weights_label
+from redrb.train.engines.labels import Named, weights_label
 from redrb.weights import WeightVersion
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 from redrb.weights.host.locks import FileLock
@@ -160,7 +160,8 @@ class EngineWeights:
             label = weights_label(found.version, found.created_s, self._family)
             try:
                 source = await self._source(found, label)
-                await self._engine.update(source, found.version, label)
+                is_later = partial(self._is_later, found)
+                await self._engine.update(source, found.version, label, is_later=is_later)
             except (WeightCorrupt, DecodeError, WeightsKeptError) as error:
                 if not isinstance(error, WeightsUnreachableError):
                     self._damaged = found
@@ -274,6 +275,16 @@ class EngineWeights:
             if next_move(newest, held) == "fetch":
                 return newest
         return self._catalogue.wait_once(newest.version if newest else 0, seconds)
+
+    async def _is_later(self, than: WeightVersion, named: Named) -> bool:
+        """Return whether a label names a published version that is later than another one.
+
+        Numbers do not tell: they begin anew after Redis has lost its data, and its clock may too.
+        """
+        if named.version <= than.version:
+            return False
+        found = await asyncio.to_thread(self._catalogue.entry, named.version)
+        return found is not None and round(found.created_s * 1000) == named.created_ms
 
     async def _source(self, found: WeightVersion, label: str) -> Path | Published:
         """Return from where the server loads a version."""
