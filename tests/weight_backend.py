@@ -35,6 +35,7 @@ class BackendServer(EngineServer):
         held: Set when such a request waits.
         api_key: The key that it asks for; "": none.
         mode: That of the last pause.
+        in_processes: Whether its workers are processes, which changes the messages of errors.
         paused: Whether it is paused.
         unpaused: Loads that came while it was not.
     """
@@ -49,6 +50,7 @@ class BackendServer(EngineServer):
         self.holds = ""
         self.held, self.go = threading.Event(), threading.Event()
         self.mode = ""
+        self.in_processes = True
         self.api_key = ""
         self.unpaused = 0
         self._port = 0
@@ -115,7 +117,11 @@ class BackendServer(EngineServer):
             counted: Any = super()._count
             answer: web.StreamResponse = await counted(request, added.get(request.path, handler))
         except RedrbError as error:  # as `redrb.compat.vllm.transfer` and vLLM do
-            return _failed(f"redrb {type(error).__name__}: {error}")
+            text = f"redrb {type(error).__name__}: {error}"
+            if self.in_processes:
+                cause = "please check the stack trace above for the root cause"
+                text = f"Worker failed with error '{text}', {cause}"
+            return _failed(text)
         return answer
 
     async def _health(self, _: web.Request) -> web.Response:

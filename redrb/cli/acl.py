@@ -66,7 +66,10 @@ def add_to(commands: Commands) -> None:
         help="name of its table, also several times; with the tasks that claim its rows",
     )
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
-    parser.add_argument("--weights", help="weights that it reads, or publishes as a trainer")
+    parser.add_argument(
+        "--weights",
+        help="weights that it reads, or publishes as a trainer; all that a weight-reader reaches",
+    )
     parser.add_argument(
         "--to", metavar="TASK", help="task that a stage forwards groups to, as its maker"
     )

@@ -25,7 +25,9 @@ TAKEOVER = (
 )
 """The effect of `redrb weights put` and `rm` on a trainer that publishes under the same name."""
 
-Role: TypeAlias = Literal["maker", "episode-maker", "trainer", "replay", "observer", "admin"]
+Role: TypeAlias = Literal[
+    "maker", "episode-maker", "trainer", "replay", "weight-reader", "observer", "admin"
+]
 
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -43,6 +43,7 @@ _REGISTRY = {
     "admin": ("zadd", "zrangebylex", "zrem"),
 }
 _REPLAY = ("get", "sadd", "set", "sismember", "smembers", "time")
+_FETCH_WEIGHTS = ("get", "xrange", "xread", "xrevrange")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
 _LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
@@ -83,7 +84,8 @@ _ADMIN_SCRIPTS = (
     *_PUT_SCRIPTS,
     *_TAKE_SCRIPTS,
 )
-_READ_WEIGHTS_SCRIPTS = ("weights/ask", "weights/follow", "weights/pin", "weights/renew_pin")
+_FETCH_WEIGHTS_SCRIPTS = ("weights/ask", "weights/pin", "weights/renew_pin")
+_READ_WEIGHTS_SCRIPTS = (*_FETCH_WEIGHTS_SCRIPTS, "weights/follow")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 
 
@@ -100,13 +102,18 @@ def permissions(
     Args:
         tasks: The tasks that it does this with; none, for an observer: all tasks and weights of
             the namespace.
-        weights: Weights that it reads, or as a trainer or admin publishes; None: none.
+        weights: Weights that it reads, or as a trainer or admin publishes; None: none. A
+            weight-reader has them alone, without the reference policy.
         to: Task that it puts into as a maker; None: none.
         tables: The tables that it does this with.
 
     Raises:
-        ConfigError: A name is not usable, or the role needs a task or a table.
+        ConfigError: A name is not usable, or the role needs a task, a table or weights.
     """
+    if role == "weight-reader":
+        if weights is None or tasks or tables or to is not None:
+            raise ConfigError("give --weights, and no task or table: a weight-reader reads these.")
+        return _joined(_weight_reader(WeightKeys.of(namespace, weights)))
     if not (tasks or tables):
         if role != "observer" or to is not None:
             raise ConfigError(f"give --task or --table: the role {role} is for what these name.")
@@ -213,6 +220,16 @@ def _weights(role: Role, namespace: str, weights: str) -> list[str]:
         publishing |= _commands(["weights/remove"], "scan")
     written = (*stored, *posted, consumer_key(namespace, weights))
     return [_rules([f"~{name}" for name in written], publishing)]
+
+
+def _weight_reader(keys: WeightKeys) -> list[str]:
+    """Return what fetching needs; it notes the versions that it reads or finds damaged."""
+    notes = [f"~{keys.prefix}{name}" for name in ("asked", "none", "pins")]
+    stored = [f"%R~{pattern}" for pattern in _patterns(keys)]
+    return [
+        _rules([*notes, *stored], _commands(_FETCH_WEIGHTS_SCRIPTS, *CONNECTING, *_FETCH_WEIGHTS)),
+        _rules([f"~{keys.versions}"], _RUN_SCRIPTS),
+    ]
 
 
 def _registry(role: Role, namespace: str) -> str:

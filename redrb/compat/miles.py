@@ -93,7 +93,8 @@ class RedrbDataBuffer:
             async with self._taken:
                 while await asyncio.to_thread(self._job.finished.count) >= self._capacity:
                     with suppress(TimeoutError):  # another process may take, or clear the task
-                        await asyncio.wait_for(self._taken.wait(), _LOOK_AGAIN_S)
+                        async with asyncio.timeout(_LOOK_AGAIN_S):
+                            await self._taken.wait()
             finish = asyncio.to_thread(self._job.generation.finish, [(prompts, packed)])
             await _to_its_end(finish)
 

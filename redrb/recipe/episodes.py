@@ -71,7 +71,8 @@ class EpisodeRecipe(GRPORecipe):
 
         Args:
             prompt: The prompt's keys, and `input_ids`, its tokens.
-            engine: `await engine.generate(tokens)` samples a completion.
+            engine: `await engine.generate(tokens)` samples a completion. In later turns of a model
+                with experts give `routed_tokens=trajectory.routed_tokens`, too.
         """
 
     def maker(self, client: Client, write: Write) -> EpisodeRecipeMaker:

@@ -112,11 +112,13 @@ class LocalEngine:
         *,
         max_new_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        routed_tokens: int = 0,  # noqa: ARG002
     ) -> Generation:
         """Sample one completion, at the temperature of the recipe.
 
         Args:
             max_new_tokens: Most tokens; None: the recipe's `max_new_tokens`.
+            routed_tokens: For a server, as of `Engine.generate`; here no experts are told.
 
         Returns:
             The completion; `finish` is "abort" if the maker ends.

@@ -77,12 +77,14 @@ class ServedEngine:
         *,
         max_new_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        routed_tokens: int = 0,
     ) -> Generation:
         """Sample one completion; see `LocalEngine.generate`."""
         return await self.server.generate(
             tokens,
             max_new_tokens=self._most if max_new_tokens is None else max_new_tokens,
             stop_token_ids=[*self._ends, *stop_token_ids],
+            routed_tokens=routed_tokens,
             **self._sampling,
         )
 

@@ -131,7 +131,7 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
     """Lease groups, wait for more, fetch weights, and die."""
     stream = all_of_them.open()
     stream.take(1, timeout=0).ack()
-    stream.take(1, timeout=0)
+    held = stream.take(1, timeout=0)
     consumer, query = stream._consumer, '{"tag":"prompt","values":["x"],"inverted":false}'
     for where in ("", query):
         slot = consumer.occupy()
@@ -149,6 +149,7 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
         )
         stream._task.store.call(take)
     silence(stream)
+    del held  # not before: a heartbeat would return what was dropped, and nobody take it over
     catalogue = WeightSubscriber(
         all_of_them.client, "actor", namespace=all_of_them.namespace
     )._catalogue

@@ -65,8 +65,11 @@ def log_in(
         role: str, *more: str, tasks: Sequence[str] = ("math",), weights: str = "policy"
     ) -> Client:
         user = f"{role}{len(opened)}-{namespace}"
-        named = [word for task in tasks for word in ("--task", task)]
-        named += ["--weights", weights] if tasks else []
+        if role == "weight-reader":
+            named = ["--weights", weights]
+        else:
+            named = [word for task in tasks for word in ("--task", task)]
+            named += ["--weights", weights] if tasks else []
         arguments = ["--role", role, *named, *more, "--namespace", namespace, "--user", user]
         assert main(["acl", *arguments]) == 0
         store.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")

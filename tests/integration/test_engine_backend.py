@@ -13,15 +13,28 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import redrb
 from redrb import Client, WeightPublisher, WeightSubscriber
-from redrb.errors import ConfigError, EngineError, WeightError
+from redrb.errors import (
+    ConfigError,
+    EngineError,
+    StoreUnavailable,
+    WeightError,
+    WeightMismatch,
+    WeightsTorn,
+)
 from redrb.train.engines import EngineWeights, Generation, VLLMEngine
-from redrb.train.engines.engine import WeightsKeptError, WeightsMixedError
+from redrb.train.engines.engine import (
+    Published,
+    WeightsKeptError,
+    WeightsMixedError,
+    WeightsUnreachableError,
+)
 from tests.engine_server import EngineServer, log_probs_of, tiny_model
 from tests.weight_backend import BackendServer
 
@@ -295,6 +308,41 @@ def test_what_does_not_fit_changes_nothing_and_the_next_version_is_loaded(
 
     with caplog.at_level(logging.WARNING, "redrb"):
         asyncio.run(run())
+
+
+MESSAGES = [
+    "its names do not fit.",
+    """the tensor 'a' isn't {"as": "expected"}\n\\ a second line, and \u00e9.""",
+    "the tensors ', please check them' are " + "many, " * 200 + "too many.",
+]
+
+
+@pytest.mark.parametrize("in_processes", [False, True])
+@pytest.mark.parametrize("kind", [WeightMismatch, WeightsTorn, StoreUnavailable])
+def test_an_error_of_the_backend_has_its_own_message_alone(
+    server, client, namespace, monkeypatch, kind, in_processes
+):
+    server.in_processes = in_processes
+    kinds = {WeightsTorn: WeightsMixedError, StoreUnavailable: WeightsUnreachableError}
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            for message in MESSAGES:
+                more = {"where": "here"} if kind is StoreUnavailable else {}
+                raising = Mock(side_effect=kind(message, **more))
+                monkeypatch.setattr(server, "_fetched", raising)
+                with pytest.raises(kinds.get(kind, WeightsKeptError)) as caught:
+                    await job.engine._load(Published({}, 1, 0.0))
+                told = f"{server.url} could not load weights: redrb {kind.__name__}: {message}"
+                assert str(caught.value) == told
+            monkeypatch.undo()
+            monkeypatch.setattr(server, "_init", Mock(side_effect=kind(message, **more)))
+            with pytest.raises(EngineError) as refused:
+                await job.engine.receives({"name": NAME}, "")
+            assert str(refused.value) == f"{server.url}: redrb {kind.__name__}: {message}"
+
+    asyncio.run(run())
 
 
 def test_damage_is_logged_and_the_next_version_is_loaded(

@@ -6,9 +6,12 @@ import asyncio
 import gc
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +255,44 @@ def test_a_torn_completion_is_none(server):
                 server.torn = torn
                 with pytest.raises(EngineError, match=match):
                     await engine.generate(PROMPT, max_new_tokens=2)
+
+    asyncio.run(sample())
+
+
+def test_each_connection_is_probed_so_that_a_vanished_machine_is_noticed(server):
+    server.stands_from = 0
+
+    def connected() -> list[socket.socket]:
+        sockets = [each for each in gc.get_objects() if type(each) is socket.socket]
+        alive = [each for each in sockets if each.fileno() >= 0]
+        port = int(server.url.rpartition(":")[2])
+        return [each for each in alive if peer_of(each) == ("127.0.0.1", port)]
+
+    def peer_of(each: socket.socket) -> Any:
+        with suppress(OSError):
+            return each.getpeername()
+
+    async def sample():
+        async with vllm(server.url) as engine:
+            asked = [
+                asyncio.create_task(engine.generate(PROMPT, max_new_tokens=4)) for _ in range(3)
+            ]
+            await asyncio.to_thread(server.until_standing, 3)
+            found = connected()
+            assert len(found) == 3
+            for each in found:
+                assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                if sys.platform == "linux":
+                    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+                    numbers = [getattr(socket, name) for name in names]
+                    idle, between, count, most_ms = (
+                        each.getsockopt(socket.IPPROTO_TCP, number) for number in numbers
+                    )
+                    assert idle + between * count <= 60
+                    assert 0 < most_ms <= 60_000
+            server.stands_from = None
+            await asyncio.to_thread(server.restart)
+            await asyncio.gather(*asked)
 
     asyncio.run(sample())
 

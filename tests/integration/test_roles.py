@@ -16,6 +16,7 @@ import redrb
 from redrb import ExperienceStream, ShardedStream, Stage
 from redrb.cli.__main__ import main
 from redrb.cli.arguments import ROLES
+from redrb.cli.roles import permissions
 from redrb.connection import Client
 from redrb.errors import (
     BatchTimeout,
@@ -25,13 +26,14 @@ from redrb.errors import (
     WeightCorrupt,
     WeightTimeout,
 )
-from redrb.keys import TaskKeys, reference_weights, registry_key
+from redrb.keys import TaskKeys, reference_weights, registry_key, trainer_key
 from redrb.registry import Registry
 from redrb.stream.task.lookup import task_stats
 from redrb.watch.groups import Follower
 from redrb.watch.state.reader import StateReader
 from redrb.weights.inspection.listing import remove_weights, versions_of
 from redrb.weights.reading import missing
+from redrb.weights.reading.catalogue import Pin
 from tests.integration.conftest import SECRET, LogIn, Run
 from tests.samples import numbered, numbers
 from tests.scenes import silence
@@ -171,6 +173,91 @@ def test_a_maker_publishes_no_weights(log_in: LogIn, owner: Client, namespace: s
         with pytest.raises(StoreDenied):
             client.execute(*command)
     assert content(owner, namespace) == before
+
+
+@pytest.mark.parametrize("host_cache", [False, True])
+def test_a_weight_reader_fetches_each_kind_of_version(
+    log_in: LogIn, owner: Client, namespace: str, host_cache: bool
+) -> None:
+    client = log_in("weight-reader")
+    publisher = redrb.WeightPublisher(owner, "policy", namespace=namespace)
+    reader = redrb.WeightSubscriber(client, "policy", namespace=namespace, host_cache=host_cache)
+    state, target = {"a": torch.arange(1e5)}, {"a": torch.zeros(100_000)}
+    assert publisher.publish(state).kind == "full"
+    with reader.standby(target) as standby:
+        assert standby.wait(timeout=10) == 1
+    first = state["a"].clone()
+    assert torch.equal(target["a"], first)
+    state["a"][7] = -1
+    assert publisher.publish(state).kind == "delta"
+    assert reader.poll(target)
+    assert torch.equal(target["a"], state["a"])
+    assert [each.version for each in reader.versions()] == [1, 2]
+    assert torch.equal(reader.fetch(1)["a"], first)
+    pair = {"a.lora_A": torch.ones(2, 8), "a.lora_B": torch.ones(8, 2)}
+    settings = {"a": redrb.weights.LoraConfig(r=2, lora_alpha=4.0)}
+    publisher.publish_lora((pair, settings))
+    assert torch.equal(reader.adapter().tensors["a.lora_A"], pair["a.lora_A"])
+    with Pin(reader._catalogue) as pin:
+        assert [each.how for each in pin.route(have=0, wanted=2)] == ["full", "delta"]
+        pin._renew(1000)
+        pins = owner.execute("HLEN", f"redrb:{{{namespace}:weights:policy}}:pins")
+        assert pins >= 1
+    threading.Timer(0.3, lambda: publisher.publish({"a": state["a"] + 1})).start()
+    assert reader.wait(newer_than=3, timeout=10).version == 4
+    for kind in ("chunk", "delta"):
+        owner.execute("DEL", f"redrb:{{{namespace}:weights:policy}}:{kind}:4:0")
+    with pytest.raises(WeightCorrupt, match="next version is a full one"):
+        reader.fetch(4)
+
+
+def test_a_weight_reader_reaches_nothing_but_its_weights(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    publish(owner, namespace)
+    redrb.WeightPublisher(owner, reference_weights("policy"), namespace=namespace).publish(WEIGHTS)
+    with ExperienceStream(owner, TASK, namespace=namespace) as stream:
+        stream.put(numbered(1))
+    before = content(owner, namespace)
+    client = log_in("weight-reader")
+    for action in (
+        lambda: publish(client, namespace, 1.0),
+        lambda: remove_weights(client, "policy", namespace=namespace),
+        lambda: ExperienceStream(client, TASK, namespace=namespace),
+        lambda: ExperienceStream(client, "new", namespace=namespace, weights="policy"),
+        lambda: task_stats(client, TASK, namespace=namespace, group="default"),
+    ):
+        with pytest.raises(StoreDenied):
+            action()
+    prefix = f"redrb:{{{namespace}:weights:policy}}:"
+    for command in (
+        ("XADD", f"{prefix}versions", "*", "a", "b"),
+        ("DEL", f"{prefix}fence"),
+        ("XRANGE", trainer_key(namespace, "policy"), "-", "+"),
+        ("ZRANGEBYLEX", registry_key(namespace), "-", "+"),
+    ):
+        with pytest.raises(StoreDenied):
+            client.execute(*command)
+    for name, place in (("policy", "other"), (reference_weights("policy"), namespace)):
+        with pytest.raises(StoreDenied):
+            redrb.WeightSubscriber(client, name, namespace=place).fetch()
+    assert content(owner, namespace) == before
+
+
+@pytest.mark.parametrize(
+    ("tasks", "weights", "to", "tables"),
+    [
+        ((), None, None, ()),
+        ((TASK,), "policy", None, ()),
+        ((), "policy", TASK, ()),
+        ((), "policy", None, ("train",)),
+    ],
+)
+def test_a_weight_reader_has_weights_and_nothing_else(
+    tasks: tuple[str, ...], weights: str | None, to: str | None, tables: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="give --weights, and no task or table"):
+        permissions("weight-reader", tasks, "default", weights, to, tables)
 
 
 def test_a_maker_takes_nothing(log_in: LogIn, namespace: str) -> None:

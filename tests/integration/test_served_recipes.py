@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import redrb
 from redrb.errors import ConfigError
 from redrb.recipe import EpisodeRecipe, GRPORecipe, character_tokenizer
 from redrb.recipe.episode_maker import EpisodeRecipeMaker, encoded_prompt
+from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.maker import RecipeMaker
+from redrb.recipe.served import ServedEngine
 from redrb.train.broadcast import Broadcast
 from redrb.train.engines import Trajectory
-from tests.engine_server import EngineServer, log_probs_of, tiny_model
+from tests.engine_server import EngineServer, experts_of, log_probs_of, tiny_model
 
 LETTERS = "abcdefghijkl"
 PROMPTS = [{"prompt": "abc", "answer": "a"}, {"prompt": "de", "answer": "b"}]
@@ -101,6 +104,18 @@ class Turns(EpisodeRecipe):
         trajectory.given([7])
         trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=2))
         return trajectory.item(reward=float(trajectory.tokens[-1]))
+
+
+class RoutedTurns(Turns):
+    """Three turns, in which each row of experts is asked for once."""
+
+    async def episode(self, prompt: dict[str, Any], engine: Any) -> redrb.BufferItem:
+        trajectory = Trajectory(prompt["input_ids"])
+        for _ in range(3):
+            more = {"max_new_tokens": 2, "routed_tokens": trajectory.routed_tokens}
+            trajectory.sampled(await engine.generate(trajectory.tokens, **more))
+            trajectory.given([7])
+        return trajectory.item(reward=float(trajectory.tokens[-2]))
 
 
 def of(
@@ -212,6 +227,28 @@ def test_episodes_sample_from_the_server(server, client, model, tmp_path):
         start = len(item.sequences) - len(item.action_mask)
         given = (~item.action_mask).nonzero().flatten().tolist()
         assert [int(item.sequences[start + place]) for place in given] == [7]
+
+
+def test_routed_experts_of_known_tokens_are_not_sent_again(server, client, model, tmp_path):
+    server.experts = "<u2"
+    recipe = of(RoutedTurns, model, server, tmp_path)
+    publish(client, recipe, recipe.models())
+    groups = made(client, recipe)
+    assert [len(group) for group in groups] == [2, 2]
+    for item in (item for group in groups for item in group):
+        last = int(item.sequences.shape[0]) - 2
+        wanted = torch.from_numpy(experts_of(item.sequences.tolist(), "<u2"))
+        wanted[last:] = 0
+        assert torch.equal(item.tensors["routed_experts"], wanted)
+    later = [body for body in server.bodies if "routed_experts_prompt_start" in body]
+    assert len(later) == 2 * len(server.bodies) / 3
+    for body in later:  # neither the last sampled token nor the tool's has a row yet
+        assert body["routed_experts_prompt_start"] == len(body["prompt"]) - 2
+
+
+def test_episodes_give_each_engine_of_recipes_the_same_arguments():
+    of_server, local = ServedEngine.generate, LocalEngine.generate
+    assert inspect.signature(of_server) == inspect.signature(local)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's

@@ -17,6 +17,7 @@ from rich.console import Console
 import redrb
 from redrb.cli.run.history import JobEvents
 from redrb.cli.run.report import progress_line, summary, table
+from redrb.cli.run.run import Run
 from redrb.cli.run.screen import JobScreen, show_job
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
@@ -50,6 +51,31 @@ def test_a_job_that_stands_still_has_no_rate() -> None:
     assert " 0 samples/s, no step for 45 s" in progress_line(48.0, history, None)
     history.add(event("trainer", "step", seconds=48, samples=64, step=4))
     assert history.rate > 0
+
+
+@pytest.mark.parametrize("kind", ["start", "evaluation", "step", "publish"])
+def test_a_trainer_over_its_time_is_ended_once_it_gets_on_no_more(kind: str) -> None:
+    """A busy machine starts workers slowly: then a run lasts longer than its limit."""
+    now, looks = 100.0, 0
+    history = JobEvents(_clock=lambda: now)
+
+    def look(_: float) -> None:
+        nonlocal now, looks
+        now, looks = now + 5, looks + 1
+        history.add(event("maker-1", "put", step=1, groups=1))
+        if looks <= 50:
+            history.add(event("trainer", kind, step=looks, seconds=looks))
+
+    job: Any = SimpleNamespace(most_seconds=0.0, most_silent_s=20.0)
+    folder: Any = None
+    run = Run(job, folder)
+    run._history, run._kept = history, []
+    run._supervisor = SimpleNamespace(over="", step=look)  # type: ignore[assignment]
+    run._interrupt = SimpleNamespace(number=0)  # type: ignore[assignment]
+    history.begin_run()
+    run.follow()
+    assert looks == 55
+    assert run._kept[-1].plain == "the trainer did not end in time: no step for 25 s"
 
 
 def test_a_standstill_names_the_newest_fault_until_a_step_comes() -> None:

@@ -16,7 +16,7 @@ STOP_TIMEOUT_S = 10.0
 """Seconds that a worker of the demo may spend on Redis after SIGTERM."""
 
 HARD_END_S = 20.0
-"""Seconds after the trainer's time limit at which the demo ends a trainer that still runs."""
+"""Seconds after the trainer's time limit, and without progress, after which the demo ends it."""
 
 _OF_THE_RUN = ("url", "makers", "out")
 """Options of the demo that are no settings of its recipe, or no flags."""
@@ -73,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         restarts=LaunchSettings().restarts,
         inherits=False,  # settings for other runs do not change this one
         most_seconds=settings.max_seconds + HARD_END_S,
+        most_silent_s=HARD_END_S,
     )
     folder = RunFolder(Path(settings.out))
     return Run(job, folder, temporary=True, as_json=options.json, show=job_screen()).run()

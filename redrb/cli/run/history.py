@@ -82,6 +82,7 @@ class JobEvents:
     _steps_s: tuple[float, float] | None = None  # seconds at the first and the newest step
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _newest_at: float = 0.0
+    _heard_at: float = 0.0
     _clock: Callable[[], float] = time.monotonic
     _unsaid: set[str] = field(default_factory=set)  # kinds of faults of this run
     _said: set[str] = field(default_factory=set)
@@ -95,6 +96,8 @@ class JobEvents:
         found = {name: n for name, n in numbers_of(event) if not isinstance(event[name], bool)}
         kind, number = event.get("event"), defaultdict(float, found)
         with self._lock:
+            if kind in ("start", "evaluation", "step", "publish"):
+                self._heard_at = self._clock()
             if kind == "start" and "step" in number:
                 self._begin_trainer()
             elif kind == "evaluation":
@@ -141,6 +144,7 @@ class JobEvents:
             self._recent.clear()
             self.staleness_newest = None
             self._unsaid.clear()
+            self._heard_at = self._clock()
 
     def new_faults(self) -> list[str]:
         """Return the faults that have come up in this run since the last call, each once."""
@@ -208,6 +212,11 @@ class JobEvents:
             since_s = self._clock() - self._newest_at
             step_s = (self._recent[-1][0] - self._recent[0][0]) / max(1, len(self._recent) - 1)
             return since_s if since_s > max(SHORTEST_QUIET_S, QUIET_STEPS * step_s) else 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a worker has started or the trainer has got on."""
+        return self._clock() - self._heard_at
 
     @property
     def trainer_wait_share(self) -> float:

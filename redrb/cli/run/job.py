@@ -31,7 +31,8 @@ class Job:
         given: Settings that workers get as flags; they get the others from the sources that this
             process has: the recipe, a TOML file, variables.
         inherits: Whether workers get this process's variables `REDRB_*`.
-        most_seconds: Seconds after which the run ends a trainer that has not ended; None: never.
+        most_seconds: Seconds after which the run ends a trainer that has not ended, once it has
+            not got on for `most_silent_s`; None: never.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Job:
     restarts: int
     inherits: bool = True
     most_seconds: float | None = None
+    most_silent_s: float = 0.0
 
     @property
     def maker_names(self) -> list[str]:

@@ -209,8 +209,9 @@ class Run:
         most_s, printed_s = self.job.most_seconds, -LINE_EVERY_S
         while not (self._supervisor.over or self._interrupt.number):
             seconds = time.perf_counter() - self._started
-            if most_s is not None and seconds > most_s:
-                self._complain("the trainer did not end in time")
+            silent_s = self._history.silent_s
+            if most_s is not None and seconds > most_s and silent_s > self.job.most_silent_s:
+                self._complain(f"the trainer did not end in time: no step for {silent_s:.0f} s")
                 return
             self._supervisor.step(LOOK_S)
             for fault in self._history.new_faults():

@@ -8,6 +8,7 @@ log-probabilities are those before the temperature, unless it is started with
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -38,6 +39,11 @@ Pause: TypeAlias = Literal["keep", "wait", "abort"]
 
 BACKEND = "redrb "
 """Begins the messages of errors of redrb's backend in vLLM; the class of the error follows."""
+
+_OF_BACKEND = re.compile(
+    rf"({BACKEND}[A-Z]\w*: .*?)(', please check the stack trace above.*)?\Z", re.DOTALL
+)
+"""Such an error, and how vLLM ends its own message around that of a worker process."""
 
 PASSED = "this server has a later version"
 """In the message of an error of that backend."""
@@ -183,7 +189,8 @@ class VLLMEngine(Engine):
         except EngineError as error:
             if error.is_outage:
                 raise
-            text = f"{self._client.where} could not load weights: {error}"
+            reason = str(error).removeprefix(f"{error.where}: ")
+            text = f"{self._client.where} could not load weights: {reason}"
             if isinstance(source, Published) and (BACKEND not in text or PASSED in text):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
             if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
@@ -218,13 +225,19 @@ class VLLMEngine(Engine):
             await self._pause(abort=False)  # others have resumed it: what it computed is dropped
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> None:
-        """Send a control call; an error of the server itself is no outage."""
+        """Send a control call; an error of the server itself is no outage.
+
+        An error of redrb's backend has its message alone, without that of vLLM around it.
+        """
         try:
             await self._client.request(path, body)
         except EngineError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            raise EngineError(str(error), where=error.where, status=HTTPStatus.OK) from error
+            text = str(error)
+            if (found := _OF_BACKEND.search(text)) is not None:
+                text = f"{error.where}: {found[1]}"
+            raise EngineError(text, where=error.where, status=HTTPStatus.OK) from error
 
     async def _resume(self) -> None:
         await self._client.request("/resume", {})

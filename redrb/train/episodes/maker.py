@@ -275,7 +275,8 @@ class EpisodeMaker:
         if not self._running:
             return
         with suppress(RedrbError, TimeoutError):
-            await asyncio.wait_for(self._engine.abort(), self._drain_s)
+            async with asyncio.timeout(self._drain_s):
+                await self._engine.abort()
         _, left = await asyncio.wait(self._running, timeout=self._drain_s)
         if left:
             groups = counted(len(left), "group")
