@@ -10,7 +10,8 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -97,6 +98,18 @@ class Job:
 
     async def sample(self, count: int = 6) -> Generation:
         return await self.engine.generate(PROMPT, max_new_tokens=count)
+
+
+@asynccontextmanager
+async def job_with_weights(
+    server: EngineServer, client: Client, policies: Policies, namespace: str
+) -> AsyncIterator[Job]:
+    """A job whose server has loaded the first version."""
+    job = Job(server, client, namespace)
+    async with job.engine:
+        policies.publish()
+        await job.weights.update(timeout=5)
+        yield job
 
 
 def test_nothing_is_shared_with_the_server_but_redis(server, client, policies, namespace):
@@ -252,10 +265,7 @@ def test_a_server_that_was_started_again_gets_the_newest_weights(
     server, client, policies, namespace
 ):
     async def run() -> None:
-        job = Job(server, client, namespace)
-        async with job.engine:
-            policies.publish()
-            await job.weights.update(timeout=5)
+        async with job_with_weights(server, client, policies, namespace) as job:
             server.restart()
             following = asyncio.create_task(job.weights.follow())
             assert check(await job.sample()) == {1}
@@ -287,10 +297,7 @@ def test_what_does_not_fit_changes_nothing_and_the_next_version_is_loaded(
     server, client, policies, namespace, caplog
 ):
     async def run() -> None:
-        job = Job(server, client, namespace)
-        async with job.engine:
-            policies.publish()
-            await job.weights.update(timeout=5)
+        async with job_with_weights(server, client, policies, namespace) as job:
             label = server.label
             policies.publish(model="critic")
             with pytest.raises(WeightsKeptError, match=r"redrb ConfigError.*give model="):
@@ -349,10 +356,7 @@ def test_damage_is_logged_and_the_next_version_is_loaded(
     server, client, policies, namespace, caplog
 ):
     async def run() -> None:
-        job = Job(server, client, namespace)
-        async with job.engine:
-            policies.publish()
-            await job.weights.update(timeout=5)
+        async with job_with_weights(server, client, policies, namespace) as job:
             policies.publish()
             client.execute("DEL", f"{PREFIX.format(namespace)}:delta:2:0")
             client.execute("DEL", f"{PREFIX.format(namespace)}:chunk:2:0")
@@ -399,10 +403,7 @@ def test_an_adapter_is_merged_into_its_base(server, client, policies, namespace)
     layer = "model.layers.0.self_attn.q_proj"
 
     async def run() -> None:
-        job = Job(server, client, namespace)
-        async with job.engine:
-            policies.publish()
-            await job.weights.update(timeout=5)
+        async with job_with_weights(server, client, policies, namespace) as job:
             for version in (2, 3):
                 a, b = torch.randn(2, 8), torch.randn(8, 2)
                 adapter = {f"actor.{layer}.lora_A": a, f"actor.{layer}.lora_B": b}
