@@ -19,6 +19,7 @@ from typing import Self
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 START_S = 300.0
 SAMPLE_S = 0.002
@@ -48,6 +49,7 @@ def make_model(environment: Path, folder: Path, *, width: int, layers: int) -> n
         }
     )
     torch.manual_seed(0)
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     for file in (environment / "model").glob("tokenizer*"):
