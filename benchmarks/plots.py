@@ -378,8 +378,8 @@ def _engines(figure: Figure, figures: Figures) -> None:
     labels = [name + (" server" if name.endswith("1") else " servers") for name in names]
     rows = {
         "seconds": "seconds until all\nservers have it",
-        "sent_over_state": "bytes from Redis,\ntimes the model's",
-        "own_over_layer": "worker's own memory at most,\ntimes the largest layer",
+        "sent_percent": "bytes from Redis,\n% of the model's",
+        "own_over_layer": "own memory at most,\nlargest layers",
     }
     for axes, (field, label) in zip(figure.subplots(3, 1, sharex=True), rows.items(), strict=True):
         _bars(
