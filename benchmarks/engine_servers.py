@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ def make_model(environment: Path, folder: Path, *, width: int, layers: int) -> n
     model.save_pretrained(folder)
     for file in (environment / "model").glob("tokenizer*"):
         shutil.copy2(file, folder / file.name)
-    return model
+    return cast(nn.Module, model)
 
 
 class VLLM:
