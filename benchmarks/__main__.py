@@ -21,6 +21,7 @@ from benchmarks.plots import draw
 from benchmarks.report import load, report
 from benchmarks.sections import (
     backlog,
+    engines,
     latency,
     observing,
     orders,
@@ -50,6 +51,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "replicas": replicas.run,
     "observing": observing.run,
     "staleness": staleness.run,
+    "engines": engines.run,
 }
 
 
@@ -58,6 +60,9 @@ def measure(names: list[str], options: Options, results: Path) -> None:
     results.mkdir(parents=True, exist_ok=True)
     for name in names:
         print(f"== {name}", flush=True)
+        if name == "engines" and options.vllm is None:
+            print("left out: it needs --vllm FOLDER with bin/vllm, redrb beside it, and model")
+            continue
         about = {**machine(), "rounds": options.rounds, "size": options.size}
         warning = disturbed(name, about)
         if warning:
@@ -78,6 +83,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=float, help=f"share of a round of {ROUND_S:g} s; default 1")
     parser.add_argument("--server", help="path of a redis-server; default: the one on PATH")
     parser.add_argument("--quick", action="store_true", help="few small cases; writes to quick/")
+    parser.add_argument(
+        "--vllm", type=Path, help="folder with bin/vllm, redrb beside it, and model: for engines"
+    )
     parser.add_argument("--results", type=Path, help="directory to write to")
     options = parser.parse_args()
     options.only = options.only.split(",") if options.only else list(SECTIONS)
@@ -95,6 +103,7 @@ def main() -> None:
         size=given.size or (QUICK_SIZE if given.quick else Options.size),
         server=given.server,
         quick=given.quick,
+        vllm=given.vllm and given.vllm.absolute(),
     )
     results = given.results or (RESULTS / "quick" if given.quick else RESULTS)
     measure(given.only, options, results)

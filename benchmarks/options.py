@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 ROUND_S = 4.0
 
@@ -16,12 +17,14 @@ class Options:
         size: Share of a full round, which takes `ROUND_S`.
         server: Path of the server; None: the one on PATH.
         quick: Leave out the largest cases.
+        vllm: A folder with bin/vllm, beside which redrb is installed, and a model; None: none.
     """
 
     rounds: int = 5
     size: float = 1.0
     server: str | None = None
     quick: bool = False
+    vllm: Path | None = None
 
     @property
     def round_s(self) -> float:

@@ -371,6 +371,29 @@ def _observing(figure: Figure, figures: Figures) -> None:
     )
 
 
+def _engines(figure: Figure, figures: Figures) -> None:
+    """Draw seconds, bytes from Redis and memory, of the backend beside the folder."""
+    cases, ways = figures["cases"], ("backend", "folder")
+    names = [name.removeprefix("backend, ") for name in cases if name.startswith("backend")]
+    labels = [name + (" server" if name.endswith("1") else " servers") for name in names]
+    rows = {
+        "seconds": "seconds until all\nservers have it",
+        "sent_percent": "bytes from Redis,\n% of the model's",
+        "own_over_layer": "own memory at most,\nlargest layers",
+    }
+    for axes, (field, label) in zip(figure.subplots(3, 1, sharex=True), rows.items(), strict=True):
+        _bars(
+            axes, labels, {way: [cases[f"{way}, {name}"][field] for name in names] for way in ways}
+        )
+        axes.set_ylabel(label)
+        axes.margins(y=0.3)
+    first, *_ = figure.axes
+    first.set_title(
+        f"A new version of {figures['state_mb']:,.0f} MB in vLLM on a CPU, {figures['server']}"
+    )
+    _legend(first)
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -384,4 +407,5 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "replicas": _replicas,
     "observing": _observing,
     "staleness": _staleness,
+    "engines": _engines,
 }

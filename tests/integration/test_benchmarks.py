@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -24,13 +25,13 @@ from redrb import make_experience_batch
 from redrb.experience.records import named_tensors
 
 
-def benchmark(module: str, *options: str) -> str:
+def benchmark(module: str, *options: str, timeout: int = 280) -> str:
     """Run a benchmark to its end; returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", module, *options],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,6 +60,26 @@ def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -
         figures = json.loads((tmp_path / f"{section}.json").read_text())
         assert figures["run"]["rounds"] == 1
         assert (tmp_path / f"{section}.png").stat().st_size > 10_000
+
+
+def test_without_a_vllm_the_section_of_engines_says_that_it_was_left_out(tmp_path: Path) -> None:
+    said = benchmark("benchmarks", "--quick", "--only", "engines", "--results", str(tmp_path))
+    assert "left out: it needs --vllm FOLDER" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif("VLLM" not in os.environ, reason="needs VLLM: a folder with bin/vllm and model")
+def test_new_weights_reach_vllm_servers_both_ways(tmp_path: Path) -> None:
+    small = ("--quick", "--rounds", "1", "--results", str(tmp_path))
+    benchmark("benchmarks", *small, "--only", "engines", "--vllm", os.environ["VLLM"], timeout=1100)
+    figures = json.loads((tmp_path / "engines.json").read_text())
+    assert len(figures["cases"]) == 8
+    assert len(figures["backend_over_folder"]) == 4
+    for case in figures["cases"].values():
+        assert case["own_over_layer"] < 2
+    assert (tmp_path / "engines.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("shape", ["ragged", "grpo"])
