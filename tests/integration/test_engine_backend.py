@@ -332,6 +332,34 @@ def test_a_label_is_not_given_back_after_an_attempt_whose_end_is_not_known(
     asyncio.run(run())
 
 
+def test_a_maker_that_left_a_mixture_takes_back_the_pause_of_one_that_loaded_all(
+    server, client, policies, namespace
+):
+    async def run() -> None:
+        first, second = Job(server, client, namespace), Job(server, client, namespace)
+        policies.publish()
+        await first.weights.update(timeout=5)
+        policies.publish()
+        server.break_at = 3
+        with pytest.raises(WeightsMixedError, match="mixture"):
+            await first.weights.update(timeout=5)
+
+        async def killed() -> None:
+            raise EngineError("killed", where=server.url, status=400)
+
+        second.engine._resume = killed
+        with pytest.raises(EngineError, match="killed"):
+            await second.weights.update(timeout=5)
+        assert server.paused
+        assert await first.weights.update(timeout=5) == 2
+        assert not server.paused
+        assert check(await first.sample()) == {2}
+        for job in (first, second):
+            await job.engine.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("paused", [True, False])
 def test_an_update_that_somebody_began_and_never_ended_keeps_nobody(
     server, client, policies, namespace, paused

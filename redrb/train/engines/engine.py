@@ -278,6 +278,7 @@ class Engine(ABC):
                 if other is not None and is_later is not None and await is_later(other):
                     version, label = other.version, found.rpartition("/")[0]
                 if weights_of(found) == label:  # another maker has loaded it
+                    self._is_mixed = False
                     await self._take_back_pause()  # which may have been killed before it did so
                 else:
                     give = partial(self._give, source, label)
