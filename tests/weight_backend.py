@@ -16,7 +16,7 @@ from aiohttp import web
 
 import redrb
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
-from redrb.train.engines.vllm import NO_URL, PASSED
+from redrb.train.engines.vllm import NO_URL, NOT_TOLD, PASSED
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.state_copies import PrivateCopy
@@ -169,7 +169,7 @@ class BackendServer(EngineServer):
         self, info: dict[str, Any] | None, version: int, created_s: float | None = None
     ) -> dict[str, torch.Tensor]:
         if info is None:
-            raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
+            raise ConfigError(f"{NOT_TOLD}, with the weights' name.")
         with redrb.connect(self.redis_url or info["url"]) as client:
             catalogue = Catalogue(client, info["name"], info["namespace"])
             used = self._used

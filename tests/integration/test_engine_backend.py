@@ -275,6 +275,114 @@ def test_a_server_that_was_started_again_gets_the_newest_weights(
     assert server.loaded == [1, 1]
 
 
+@pytest.mark.parametrize(
+    "path, call",
+    [
+        *(("/weight_info", call) for call in (1, 2, 3)),
+        ("/init_weight_transfer_engine", 1),
+        ("/pause", 1),
+        ("/update_weight_version", 1),  # before the second no look can tell a restart
+        ("/start_weight_update", 1),
+        ("/update_weights", 1),
+        ("/finish_weight_update", 1),
+        ("/is_paused", 1),
+        ("/resume", 1),
+    ],
+)
+def test_a_server_that_was_started_again_during_an_update_gets_the_weights_all_the_same(
+    server, client, policies, namespace, path, call
+):
+    """Whichever request is its first after that; and what its first model samples does not count."""
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            policies.publish()
+            request, calls = job.engine._client.request, []
+
+            async def after_restart(asked, body=None):
+                if asked.startswith(path):
+                    calls.append(asked)
+                    if len(calls) == call:
+                        await asyncio.to_thread(server.restart)
+                return await request(asked, body)
+
+            job.engine._client.request = after_restart
+            following = asyncio.create_task(job.weights.follow())
+            await job.weights.reach(2)
+            async with asyncio.timeout(30):
+                assert check(await job.sample()) == {2}
+            following.cancel()
+
+    asyncio.run(run())
+    server.unpaused = 0  # where it was started again after the pause
+
+
+def test_a_label_is_not_given_back_after_an_attempt_whose_end_is_not_known(
+    server, client, policies, namespace
+):
+    """The attempt may have changed the weights."""
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            policies.publish()
+            await job.weights.update(timeout=5)
+            policies.publish()
+            load, attempts = job.engine._load, []
+
+            async def is_cut_off(source):
+                attempts.append(source)
+                if len(attempts) == 1:
+                    await load(source)
+                    raise EngineError("the reply is lost", where=server.url)
+                raise WeightsKeptError("it does not fit", where=server.url, status=200)
+
+            job.engine._load = is_cut_off
+            with pytest.raises(WeightsKeptError):
+                await job.weights.update(timeout=5)
+            assert len(attempts) == 2
+            assert server.label.startswith("loading ")
+            sampling = asyncio.create_task(job.sample())
+            while not job.engine.has_lost_weights:
+                await asyncio.sleep(0.01)
+            job.engine._load = load
+            assert policies.publish() == await job.weights.update(timeout=5) == 3
+            assert check(await sampling) == {3}
+
+    asyncio.run(run())
+
+
+def test_a_maker_that_left_a_mixture_takes_back_the_pause_of_one_that_loaded_all(
+    server, client, policies, namespace
+):
+    async def run() -> None:
+        first, second = Job(server, client, namespace), Job(server, client, namespace)
+        policies.publish()
+        await first.weights.update(timeout=5)
+        policies.publish()
+        server.break_at = 3
+        with pytest.raises(WeightsMixedError, match="mixture"):
+            await first.weights.update(timeout=5)
+
+        async def killed() -> None:
+            raise EngineError("killed", where=server.url, status=400)
+
+        second.engine._resume = killed
+        with pytest.raises(EngineError, match="killed"):
+            await second.weights.update(timeout=5)
+        assert server.paused
+        assert await first.weights.update(timeout=5) == 2
+        assert not server.paused
+        assert check(await first.sample()) == {2}
+        for job in (first, second):
+            await job.engine.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("paused", [True, False])
 def test_an_update_that_somebody_began_and_never_ended_keeps_nobody(
     server, client, policies, namespace, paused

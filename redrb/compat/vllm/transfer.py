@@ -27,7 +27,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # type: ignore[
 from redrb import environment
 from redrb.connection import Client, connect
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightMismatch, WeightsTorn
-from redrb.train.engines.vllm import BACKEND, NO_URL, PASSED
+from redrb.train.engines.vllm import BACKEND, NO_URL, NOT_TOLD, PASSED
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -211,7 +211,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
 
     def _ready(self) -> Catalogue:
         if self._info is None:
-            raise ConfigError("call init_weight_transfer_engine first, with the weights' name.")
+            raise ConfigError(f"{NOT_TOLD}, with the weights' name.")
         return self._catalogue
 
     def _newest(self) -> tuple[int, float]:

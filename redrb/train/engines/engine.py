@@ -278,9 +278,10 @@ class Engine(ABC):
                 if other is not None and is_later is not None and await is_later(other):
                     version, label = other.version, found.rpartition("/")[0]
                 if weights_of(found) == label:  # another maker has loaded it
+                    self._is_mixed = False
                     await self._take_back_pause()  # which may have been killed before it did so
                 else:
-                    give = partial(self._give, source, label, found)
+                    give = partial(self._give, source, label)
                     async with self._paused():
                         before = self.version, self._lost
                         self.version, self._lost = None, True
@@ -515,19 +516,20 @@ class Engine(ABC):
                 `keeps_requests`.
         """
 
-    async def _give(self, source: Path | Published, label: str, before: str) -> str:
-        """Load weights, and give them a label, which is returned; `before` is that of the others.
+    async def _give(self, source: Path | Published, label: str) -> str:
+        """Load weights, and give them a label, which is returned.
 
         Until all are loaded the server has a label that no maker expects: if this is broken off, no
         other maker takes what is there for the weights before. If the server has not that label any
-        more when they are loaded, it may have been started again, and gets no new one.
+        more when they are loaded, it may have been started again, and gets no new one. The label
+        before is given back only if no earlier attempt may have changed what it names.
         """
-        loading = f"loading {label}"
+        loading, before = f"loading {label}", await self._weights_label()
         await self._name(loading)
         try:
             await self._load(source)
         except WeightsKeptError:
-            if await self._weights_label() == loading:
+            if before != loading == await self._weights_label():
                 await self._name(before)
             raise
         found = await self._weights_label()

@@ -51,6 +51,9 @@ PASSED = "this server has a later version"
 NO_URL = "the server has no REDRB_URL"
 """In the message of an error of that backend."""
 
+NOT_TOLD = "call init_weight_transfer_engine first"
+"""In the message of an error of that backend: the server was started again since it was told."""
+
 _log = logging.getLogger("redrb")
 
 
@@ -191,7 +194,8 @@ class VLLMEngine(Engine):
                 raise
             reason = str(error).removeprefix(f"{error.where}: ")
             text = f"{self._client.where} could not load weights: {reason}"
-            if isinstance(source, Published) and (BACKEND not in text or PASSED in text):
+            is_passed = any(each in text for each in (PASSED, NOT_TOLD))
+            if isinstance(source, Published) and (BACKEND not in text or is_passed):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
             if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
                 raise WeightsMixedError(text, where=error.where, status=error.status) from error
