@@ -216,7 +216,11 @@ class EngineServer:
         if not isinstance(body["prompt"][0], int):
             return web.json_response({"error": "no tokens"}, status=400)
         tokens, log_probs, finish = await self._sampled(
-            body["prompt"], body["max_tokens"], body["temperature"], body["stop_token_ids"]
+            body["prompt"],
+            body["max_tokens"],
+            body["temperature"],
+            body["stop_token_ids"],
+            name=body["model"],
         )
         logprobs = {
             "tokens": [f"token_id:{token}" for token in tokens],

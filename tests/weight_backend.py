@@ -45,6 +45,7 @@ class BackendServer(EngineServer):
         lora: Whether it takes adapters, of this rank at most; 0: none.
         adapters: Those that it has fetched, by name.
         usable: Names of those that requests may name.
+        scales_out: Whether it tells the weights of each token.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -60,6 +61,7 @@ class BackendServer(EngineServer):
         self.api_key = ""
         self.unpaused = 0
         self.lora = 0
+        self.scales_out = True
         self._port = 0
         self._boot()
 
@@ -272,6 +274,8 @@ class BackendServer(EngineServer):
 
     async def _tokens_of(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if not self.scales_out:
+            return web.json_response({"detail": "Not Found"}, status=404)
         self.bodies.append(body)
         name = body["model"]
         if name.startswith("version-") and name not in self.usable:

@@ -580,6 +580,29 @@ def test_a_refused_or_damaged_adapter_changes_nothing_and_the_next_one_is_loaded
     assert server.loaded == [1]
 
 
+def test_a_server_that_does_not_tell_the_weights_of_tokens_tells_versions_by_the_name(
+    server, client, policies, adapters, namespace
+):
+    server.scales_out, server.step_s = False, 0.01
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            base = policies.publish()
+            adapters.publish(base, 2)
+            await job.weights.update(timeout=5)
+            sampling = asyncio.create_task(job.sample(60))
+            await asyncio.to_thread(server.midway.wait, 20)
+            adapters.publish(base, 3)
+            await job.weights.update(timeout=5)
+            found = [adapters.check(await sampling), adapters.check(await job.sample())]
+            assert found == [{2}, {3}]
+
+    asyncio.run(run())
+    assert server.requests["/v1/completions"] == 2
+    assert server.loaded == [1]
+
+
 def test_a_server_without_lora_merges_and_says_so_once(
     server, client, policies, adapters, namespace, caplog
 ):
