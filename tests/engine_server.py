@@ -157,6 +157,7 @@ class EngineServer:
         temperature: float,
         ends: list[int],
         labels: list[str] | None = None,
+        name: str = "",
     ) -> tuple[list[int], list[float], str]:
         await self._open.wait()
         if self.aborts:
@@ -169,7 +170,7 @@ class EngineServer:
             for _ in range(most):
                 await self._before_token([] if labels is None else labels)
                 with torch.no_grad():
-                    logits = self.model(torch.tensor([tokens])).logits[0, -1] / temperature
+                    logits = self._policy(name)(torch.tensor([tokens])).logits[0, -1] / temperature
                 table = logits.log_softmax(-1)
                 chosen = int(torch.multinomial(table.exp(), 1))
                 tokens.append(chosen)
@@ -185,6 +186,10 @@ class EngineServer:
             return tokens[len(prompt) :], found, "length"
         finally:
             self.running -= 1
+
+    def _policy(self, name: str) -> LlamaForCausalLM:
+        """Return the model that a request has named."""
+        return self.model
 
     async def _before_token(self, labels: list[str]) -> None:
         labels.append(self.label)
@@ -211,7 +216,11 @@ class EngineServer:
         if not isinstance(body["prompt"][0], int):
             return web.json_response({"error": "no tokens"}, status=400)
         tokens, log_probs, finish = await self._sampled(
-            body["prompt"], body["max_tokens"], body["temperature"], body["stop_token_ids"]
+            body["prompt"],
+            body["max_tokens"],
+            body["temperature"],
+            body["stop_token_ids"],
+            name=body["model"],
         )
         logprobs = {
             "tokens": [f"token_id:{token}" for token in tokens],

@@ -7,6 +7,7 @@ over a pause, and can be ended, started again at its port, or hang.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,14 @@ from aiohttp import web
 
 import redrb
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightsTorn
-from redrb.train.engines.vllm import NO_URL, NOT_TOLD, PASSED
+from redrb.train.engines.adapters import FOLDER, place
+from redrb.train.engines.labels import parsed
+from redrb.train.engines.vllm import NO_LORA, NO_URL, NOT_TOLD, PASSED
+from redrb.weights.lora.merging import merged
+from redrb.weights.lora.names import pairs
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.reading.checkpoint import Checkpoint
-from redrb.weights.reading.state_copies import PrivateCopy
+from redrb.weights.reading.state_copies import Adapter, PrivateCopy
 from tests.engine_server import EngineServer, tiny_model
 
 
@@ -38,6 +43,10 @@ class BackendServer(EngineServer):
         in_processes: Whether its workers are processes, which changes the messages of errors.
         paused: Whether it is paused.
         unpaused: Loads that came while it was not.
+        lora: Whether it takes adapters, of this rank at most; 0: none.
+        adapters: Those that it has fetched, by name.
+        usable: Names of those that requests may name.
+        scales_out: Whether it tells the weights of each token.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -53,6 +62,8 @@ class BackendServer(EngineServer):
         self.in_processes = True
         self.api_key = ""
         self.unpaused = 0
+        self.lora = 0
+        self.scales_out = True
         self._port = 0
         self._boot()
 
@@ -63,6 +74,9 @@ class BackendServer(EngineServer):
         self._copy, self._used = PrivateCopy(), None
         self._updating = False
         self._loading = asyncio.Lock()
+        self.adapters: dict[str, Adapter] = {}
+        self.usable: set[str] = set()
+        self._policies: dict[tuple[str, str], Any] = {}
 
     @property
     def paused(self) -> bool:
@@ -103,6 +117,8 @@ class BackendServer(EngineServer):
             "/inference/v1/generate": self._tokens_of,
             "/health": self._health,
             "/is_paused": self._is_paused,
+            "/v1/load_lora_adapter": self._add_adapter,
+            "/v1/unload_lora_adapter": self._remove_adapter,
         }
         if request.path == self.hangs_at:
             self.hangs, self.hangs_at = True, ""
@@ -132,11 +148,57 @@ class BackendServer(EngineServer):
 
     async def _init(self, request: web.Request) -> web.Response:
         info = (await request.json())["init_info"]
+        adapter = info.pop("adapter", "")
         if not (self.redis_url or info.get("url")):
             raise ConfigError(f"{NO_URL}: start it with one, or give url in init_info.")
         if info != self._info:
             self._info, self._copy = info, PrivateCopy()
+        if adapter:
+            if not self.lora:
+                raise ConfigError(f"{NO_LORA}: start it with --enable-lora.")
+            self.adapters[adapter] = await asyncio.to_thread(self._fetched_adapter, info, adapter)
         return web.json_response({"message": "Weight transfer initialized"})
+
+    def _fetched_adapter(self, info: dict[str, Any], label: str) -> Adapter:
+        named = parsed(label)
+        assert named is not None
+        with redrb.connect(self.redis_url or info["url"]) as client:
+            catalogue = Catalogue(client, info["name"], info["namespace"])
+            found = PrivateCopy().fetch(catalogue, named.version, only_adapter=True)
+        if round(found.described.created_s * 1000) != named.created_ms:
+            raise WeightError(f"version {named.version} is another one than was asked for.")
+        assert found.adapter is not None
+        return found.adapter.of(f"{info['model']}." if info["model"] else "")
+
+    async def _add_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["lora_name"]
+        assert body["lora_path"] == str(place(name).path(FOLDER))
+        if name in self.usable:
+            message = f"The lora adapter '{name}' has already been loaded."
+            return web.json_response({"error": {"message": message}}, status=400)
+        rank = max(each.r for each in self.adapters[name].configs.values())
+        if rank > self.lora:
+            return _failed(f"LoRA rank {rank} is greater than max_lora_rank {self.lora}.")
+        self.usable.add(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _remove_adapter(self, request: web.Request) -> web.Response:
+        self.usable.remove((await request.json())["lora_name"])
+        return web.Response(text="removed")
+
+    def _policy(self, name: str) -> Any:
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            return self.model
+        found = self._policies.get((name, self.label))
+        if found is None:
+            found = self._policies[name, self.label] = copy.deepcopy(self.model)
+            state = found.state_dict()
+            for layer, (a, b) in pairs(adapter.tensors).items():
+                weight = state[f"{layer}.weight"]
+                weight.copy_(merged(weight, a, b, adapter.configs[layer]))
+        return found
 
     async def _begin(self, _: web.Request) -> web.Response:
         if self._updating:
@@ -218,7 +280,13 @@ class BackendServer(EngineServer):
 
     async def _tokens_of(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if not self.scales_out:
+            return web.json_response({"detail": "Not Found"}, status=404)
         self.bodies.append(body)
+        name = body["model"]
+        if name.startswith("version-") and name not in self.usable:
+            message = f"The model `{name}` does not exist. Valid aliases: tiny."
+            return web.json_response({"error": {"message": message}}, status=404)
         given, labels = body["sampling_params"], []
         tokens, log_probs, finish = await self._sampled(
             body["token_ids"],
@@ -226,6 +294,7 @@ class BackendServer(EngineServer):
             given.get("temperature", 1.0),
             given.get("stop_token_ids", []),
             labels,
+            name,
         )
         spans: list[dict[str, Any]] = []
         for at, label in enumerate(labels[: len(tokens)]):

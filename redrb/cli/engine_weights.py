@@ -91,7 +91,8 @@ def _fleet(client: Client, options: argparse.Namespace) -> Fleet:
 
     key = None if options.api_key_from is None else environment.variable(options.api_key_from)
     first, *others = (
-        VLLMEngine(url, model="", pause=options.pause, retry_s=0.0, api_key=key)
+        # who samples there does not name versions: adapters are merged
+        VLLMEngine(url, model="", pause=options.pause, adapters=False, retry_s=0.0, api_key=key)
         for url in dict.fromkeys(options.servers)
     )
     weights = EngineWeights(

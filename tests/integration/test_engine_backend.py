@@ -7,6 +7,7 @@ does the same with vLLM itself.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import re
 import threading
@@ -30,6 +31,7 @@ from redrb.errors import (
     WeightsTorn,
 )
 from redrb.train.engines import EngineWeights, Generation, VLLMEngine
+from redrb.train.engines.adapters import KEPT
 from redrb.train.engines.engine import (
     Published,
     WeightsKeptError,
@@ -78,11 +80,11 @@ def policies(client: Client, namespace: str) -> Policies:
     return Policies(client, namespace)
 
 
-def check(done: Generation) -> set[int]:
+def check(done: Generation, known: dict[int, Any] = MODELS) -> set[int]:
     """Compare each token with the version that it names; returns these versions."""
     versions, found = torch.tensor(done.versions), torch.tensor(done.log_probs)
     for version in set(done.versions):
-        expected = log_probs_of(MODELS[version], [*PROMPT, *done.tokens], len(PROMPT), 1.0)
+        expected = log_probs_of(known[version], [*PROMPT, *done.tokens], len(PROMPT), 1.0)
         torch.testing.assert_close(found[versions == version], expected[versions == version])
     return set(done.versions)
 
@@ -586,3 +588,210 @@ def test_the_example_of_the_documents_runs_as_printed(server, client, policies, 
 def test_a_pause_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="'keep', 'wait', 'abort'"):
         VLLMEngine("http://here", model="tiny", pause="stop")
+
+
+LAYER = "model.layers.0.self_attn.q_proj"
+
+
+class Adapters:
+    """Published adapters of one base, whose policies join `known` by their versions."""
+
+    def __init__(self, policies: Policies) -> None:
+        self.known: dict[int, Any] = dict(MODELS)
+        self._policies = policies
+
+    def publish(self, base: int, version: int, rank: int = 2) -> int:
+        a, b = torch.randn(rank, 8), torch.randn(8, rank)
+        named = {f"actor.{LAYER}.lora_A": a, f"actor.{LAYER}.lora_B": b}
+        settings = {f"actor.{LAYER}": redrb.weights.LoraConfig(r=rank, lora_alpha=2.0 * rank)}
+        self._policies.publisher.publish_lora((named, settings), version=version)
+        policy = self.known[version] = copy.deepcopy(MODELS[base])
+        policy.state_dict()[f"{LAYER}.weight"].add_(b @ a * 2)
+        return version
+
+    def check(self, done: Generation) -> set[int]:
+        return check(done, self.known)
+
+
+@pytest.fixture
+def adapters(server: BackendServer, policies: Policies) -> Adapters:
+    server.lora = 4
+    return Adapters(policies)
+
+
+def test_an_adapter_is_loaded_beside_its_base_which_is_loaded_once(
+    server, client, policies, adapters, namespace
+):
+    server.step_s = 0.01
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            base = policies.publish()
+            await job.weights.update(timeout=5)
+            paused = server.requests["/pause"]
+            sampling = []
+            for version in range(2, 2 + 2 * KEPT):
+                adapters.publish(base, version)
+                assert await job.weights.update(timeout=5) == version == job.engine.version
+                sampling.append(asyncio.create_task(job.sample(40)))
+                await asyncio.sleep(0.01)
+            for version, done in enumerate(await asyncio.gather(*sampling), 2):
+                assert adapters.check(done) == {version}  # it ends with the adapter it began with
+            assert server.requests["/pause"] == paused
+            assert len(server.usable) == KEPT
+
+    asyncio.run(run())
+    assert server.loaded == [1]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_requests_with_an_adapter_end_before_other_weights_are_loaded(
+    server, client, policies, adapters, namespace, keeps
+):
+    server.step_s = 0.01
+
+    async def run() -> None:
+        job, other = Job(server, client, namespace), Job(server, client, namespace)
+        async with job.engine, other.engine:
+            adapters.publish(policies.publish(), 2)
+            await job.weights.update(timeout=5)
+            following = asyncio.create_task(job.weights.follow())
+            sampling = [asyncio.create_task(job.sample(60)) for _ in range(4)]
+            await asyncio.to_thread(server.midway.wait, 20)
+            policies.publish()
+            if keeps:  # a maker that knows of no adapter keeps the requests of others
+                await other.weights.update(timeout=5)
+            found = [adapters.check(done) for done in await asyncio.gather(*sampling)]
+            assert all(each <= {2, 3} and 3 in each for each in found)
+            following.cancel()
+
+    asyncio.run(run())
+    assert server.loaded[:2] == [1, 3]
+    assert 1 not in server.loaded[1:]
+
+
+def test_makers_of_one_server_each_have_the_adapter_that_they_name(
+    server, client, policies, adapters, namespace
+):
+    async def run() -> None:
+        jobs = [Job(server, client, namespace) for _ in range(3)]
+        base = policies.publish()
+        adapters.publish(base, 2)
+        for job in jobs:
+            assert await job.weights.update(timeout=5) == 2
+        adapters.publish(base, 3)
+        assert await jobs[0].weights.update(timeout=5) == 3
+        found = [adapters.check(await job.sample()) for job in jobs]
+        assert found == [{3}, {2}, {2}]  # those that have not looked since are late, and say so
+        for job in jobs:
+            await job.engine.close()
+
+    asyncio.run(run())
+    assert server.loaded == [1]
+
+
+def test_a_server_that_was_started_again_gets_base_and_adapter(
+    server, client, policies, adapters, namespace
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            adapters.publish(policies.publish(), 2)
+            await job.weights.update(timeout=5)
+            server.restart()
+            following = asyncio.create_task(job.weights.follow())
+            assert adapters.check(await job.sample()) == {2}
+            assert job.engine.keeps_requests
+            following.cancel()
+
+    asyncio.run(run())
+    assert server.loaded == [1, 1]
+
+
+def test_a_refused_or_damaged_adapter_changes_nothing_and_the_next_one_is_loaded(
+    server, client, policies, adapters, namespace, caplog
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            base = policies.publish()
+            adapters.publish(base, 2)
+            await job.weights.update(timeout=5)
+            adapters.publish(base, 3, rank=5)
+            with pytest.raises(WeightsKeptError, match="rank 5 is greater than max_lora_rank 4"):
+                await job.weights.update(timeout=5)
+            assert adapters.check(await job.sample()) == {2}
+            adapters.publish(base, 4)
+            keys = client.execute("KEYS", f"{PREFIX.format(namespace)}*")
+            chunks = [key for key in keys if client.execute("TYPE", key) == b"string"]
+            for key in chunks:
+                client.execute("SETRANGE", key, 0, b"damage")
+            updating = asyncio.create_task(job.weights.update(timeout=20))
+            await asyncio.sleep(0.5)
+            assert adapters.check(await job.sample()) == {2}
+            assert not updating.done()
+            updating.cancel()
+
+    asyncio.run(run())
+    assert server.loaded == [1]
+
+
+def test_a_server_that_does_not_tell_the_weights_of_tokens_tells_versions_by_the_name(
+    server, client, policies, adapters, namespace
+):
+    server.scales_out, server.step_s = False, 0.01
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            base = policies.publish()
+            adapters.publish(base, 2)
+            await job.weights.update(timeout=5)
+            sampling = asyncio.create_task(job.sample(60))
+            await asyncio.to_thread(server.midway.wait, 20)
+            adapters.publish(base, 3)
+            await job.weights.update(timeout=5)
+            found = [adapters.check(await sampling), adapters.check(await job.sample())]
+            assert found == [{2}, {3}]
+
+    asyncio.run(run())
+    assert server.requests["/v1/completions"] == 2
+    assert server.loaded == [1]
+
+
+def test_a_server_without_lora_merges_and_says_so_once(
+    server, client, policies, adapters, namespace, caplog
+):
+    server.lora = 0
+
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        async with job.engine:
+            base = policies.publish()
+            for version in (2, 3):
+                adapters.publish(base, version)
+                assert await job.weights.update(timeout=5) == version
+                assert adapters.check(await job.sample()) == {version}
+
+    asyncio.run(run())
+    assert server.loaded == [2, 3]
+    assert sum("takes no adapters" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_server_into_which_another_program_merges_goes_on_so(
+    server, client, policies, adapters, namespace
+):
+    async def run() -> None:
+        job = Job(server, client, namespace)
+        merging = Job(server, client, namespace, adapters=False)
+        async with job.engine, merging.engine:
+            base = policies.publish()
+            adapters.publish(base, 2)
+            await merging.weights.update(timeout=5)
+            adapters.publish(base, 3)
+            assert await job.weights.update(timeout=5) == 3
+            assert adapters.check(await job.sample()) == {3}
+
+    asyncio.run(run())
+    assert server.loaded == [2, 3]

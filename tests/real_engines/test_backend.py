@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,8 @@ import redrb
 from redrb import Client, WeightPublisher
 from redrb.errors import EngineError
 from redrb.train.engines import EngineWeights, Generation, VLLMEngine
-from redrb.train.engines.engine import WeightsReplacedError
+from redrb.train.engines.engine import WeightsKeptError, WeightsReplacedError
+from redrb.weights import WeightVersion
 from tests.real_engines.conftest import PROMPT, VLLM, RealVLLM, log_probs
 from tests.servers import Server, programs
 
@@ -58,6 +60,16 @@ def vllm(redis: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     log = tmp_path_factory.mktemp("vllm") / "log"
     arguments = ("--enable-scale-out", BACKEND)
     server = RealVLLM(Path(VLLM), log, *arguments, REDRB_URL=redis.url)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def lora(redis: Server, tmp_path: Path) -> Iterator[RealVLLM]:
+    flags = ("--enable-scale-out", BACKEND, "--enable-lora", "--max-lora-rank=8", "--max-loras=2")
+    allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "REDRB_URL": redis.url}
+    server = RealVLLM(Path(VLLM), tmp_path / "log", *flags, **allowed)
     server.start()
     yield server
     server.close()
@@ -329,6 +341,65 @@ def test_an_adapter_is_merged_into_its_base(
                 done = await engine.generate(PROMPT, max_new_tokens=48)
                 expected = log_probs(model, [*PROMPT, *done.tokens])
                 assert (expected - torch.tensor(done.log_probs)).abs().max() < TOLERANCE
+
+    asyncio.run(run())
+
+
+def test_a_server_with_lora_loads_adapters_beside_their_base_and_the_base_once(
+    lora: RealVLLM, client: Client, namespace: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    config = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    model = peft.get_peft_model(lora.policy(1), peft.LoraConfig(r=4, **config))
+    trained = torch.nn.ModuleDict({"actor": model})
+    known: dict[int, dict[str, torch.Tensor]] = {}
+    publisher = WeightPublisher(client, NAME, namespace=namespace)
+
+    def publish() -> WeightVersion:
+        torch.manual_seed(len(known))
+        with torch.no_grad():
+            for name, each in model.named_parameters():
+                if "lora_" in name:
+                    each.copy_(torch.randn_like(each) * 0.1)
+        published = publisher.publish_lora(trained)
+        known[published.version] = {n: each.clone() for n, each in model.state_dict().items()}
+        return published
+
+    def check(done: Generation, version: int) -> None:
+        assert set(done.versions) == {version}
+        model.load_state_dict(known[version])
+        expected = log_probs(model, [*PROMPT, *done.tokens])
+        assert (expected - torch.tensor(done.log_probs)).abs().max() < TOLERANCE
+
+    def read_bytes() -> int:
+        found = str(client.execute("INFO", "stats"))
+        return int(re.findall(r"total_net_output_bytes:(\d+)", found)[0])
+
+    async def run() -> None:
+        async with engine_of(lora) as engine:
+            weights = EngineWeights(client, NAME, engine, namespace=namespace)
+            base = publisher.publish(trained)
+            await weights.update(timeout=30)
+            loaded, sampling = label(lora), []
+            for _ in range(5):
+                published, before = publish(), read_bytes()
+                assert await weights.update(timeout=30) == published.version
+                assert read_bytes() - before < published.nbytes + 20_000 < base.nbytes
+                sampling.append(asyncio.create_task(engine.generate(PROMPT, max_new_tokens=48)))
+                await asyncio.sleep(0)  # it is sent
+            for version, each in zip(list(known), sampling, strict=True):
+                check(await each, version)
+            assert label(lora) == loaded
+            lora.kill()
+            await asyncio.to_thread(lora.start)
+            following = asyncio.create_task(weights.follow())
+            check(await engine.generate(PROMPT, max_new_tokens=48), published.version)
+            following.cancel()
+            wide = peft.get_peft_model(lora.policy(1), peft.LoraConfig(r=16, **config))
+            publisher.publish_lora(torch.nn.ModuleDict({"actor": wide}))
+            with pytest.raises(WeightsKeptError, match="rank 16 is greater than max_lora_rank 8"):
+                await weights.update(timeout=30)
+            check(await engine.generate(PROMPT, max_new_tokens=48), published.version)
 
     asyncio.run(run())
 

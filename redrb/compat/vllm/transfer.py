@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import vllm.envs as server_environment  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed.parallel_state import get_world_group  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
@@ -27,7 +31,11 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # type: ignore[
 from redrb import environment
 from redrb.connection import Client, connect
 from redrb.errors import ConfigError, RedrbError, WeightError, WeightMismatch, WeightsTorn
-from redrb.train.engines.vllm import BACKEND, NO_URL, NOT_TOLD, PASSED
+from redrb.train.engines.adapters import FOLDER, KEPT, place, remove_unused
+from redrb.train.engines.labels import parsed
+from redrb.train.engines.vllm import BACKEND, NO_LORA, NO_URL, NOT_TOLD, PASSED
+from redrb.weights.files.adapter_folder import save_adapter
+from redrb.weights.host.locks import FileLock
 from redrb.weights.reading.catalogue import Catalogue, Pin, fetching
 from redrb.weights.reading.checkpoint import Checkpoint
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -35,6 +43,11 @@ from redrb.weights.reading.state_copies import FetchedVersion, PrivateCopy
 from redrb.weights.tensors.state import StateBytes
 
 T = TypeVar("T")
+
+_ATTEMPTS = 3
+
+_WRITE_S = 60.0
+"""Longest wait for another worker of this machine that fetches an adapter."""
 
 
 @dataclass
@@ -49,6 +62,7 @@ class RedrbInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
         url: As of `redrb.connect`; default: the variable REDRB_URL of the server, which keeps the
             password out of requests. A user that may only read weights suffices.
         host_cache: Share one copy in /dev/shm among all workers of this host.
+        adapter: Label of an adapter to be fetched into its folder; "": none.
     """
 
     name: str
@@ -56,6 +70,7 @@ class RedrbInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     model: str = "actor"
     url: str | None = field(default=None, repr=False)
     host_cache: bool = True
+    adapter: str = field(default="", compare=False)
 
 
 @dataclass
@@ -121,17 +136,24 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
         self._info: RedrbInitInfo | None = None
         self._client: Client | None = None
         self._state: StateBytes | None = None
+        self._adapters: deque[FileLock] = deque(maxlen=KEPT)
         self._fitting: int | None = None  # hash of names, shapes and dtypes that fit
 
     @_naming
     def init_transfer_engine(self, init_info: RedrbInitInfo) -> None:
-        """Connect to Redis, unless it is connected to these weights.
+        """Connect to Redis, unless it is connected to these weights; fetch an adapter of them.
 
         Raises:
-            ConfigError, StoreUnavailable, StoreDenied: As `redrb.connect`.
+            ConfigError, StoreUnavailable, StoreDenied: As `redrb.connect`. ConfigError also if the
+                server takes no adapters, or cannot write them.
+            WeightError, WeightCorrupt, DecodeError: The adapter cannot be fetched.
         """
-        if init_info == self._info:
-            return
+        if init_info != self._info:
+            self._connect(init_info)
+        if init_info.adapter:
+            self._of_first(partial(self._fetch_adapter, init_info.adapter))
+
+    def _connect(self, init_info: RedrbInitInfo) -> None:
         url = init_info.url or environment.variable(environment.URL)
         if url is None:
             raise ConfigError(f"{NO_URL}: start it with one, or give url in init_info.")
@@ -180,9 +202,39 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
     def shutdown(self) -> None:
         """Close the connection to Redis; the weights stay."""
         client, self._client, self._info, self._state = self._client, None, None, None
+        self._adapters.clear()
         if client is not None:
+            remove_unused()
             del self._copy, self._catalogue
             client.close()
+
+    def _fetch_adapter(self, label: str) -> None:
+        """Have an adapter in its folder, of which vLLM loads it by the label as its name."""
+        named, allowed = parsed(label), server_environment.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+        if self.vllm_config.lora_config is None or not allowed:
+            raise ConfigError(
+                f"{NO_LORA}: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            )
+        if named is None:
+            raise ConfigError(f"adapter={label!r:.80} is no label of a version.")
+
+        def write(folder: Path) -> None:
+            found = PrivateCopy().fetch(self._catalogue, named.version, only_adapter=True)
+            if found.adapter is None or round(found.described.created_s * 1000) != named.created_ms:
+                raise WeightError(f"version {named.version} is not the adapter {label} any more.")
+            own = found.adapter.of(self._prefix)
+            save_adapter(folder, own.tensors, own.configs)
+
+        folder = place(label)
+        try:
+            used = (folder.use(FOLDER, write, timeout=_WRITE_S) for _ in range(_ATTEMPTS))
+            lock = next((each for each in used if each is not None), None)
+            if lock is None or folder.path(FOLDER).lstat().st_uid != os.geteuid():
+                raise WeightError(f"{folder.path(FOLDER)} is not usable, or of another user.")
+        except OSError as error:
+            raise WeightError(f"{folder.path(FOLDER)} is not usable: {error}.") from error
+        self._adapters.append(lock)
+        remove_unused()
 
     def _of_first(self, step: Callable[[], T]) -> T:
         """Take a step in all workers of this server; return the result of the first.

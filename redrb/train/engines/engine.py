@@ -35,11 +35,15 @@ class Published:
         where: Where the weights are: fields of `redrb.compat.vllm.transfer.RedrbInitInfo`.
         version: The version's number.
         created_s: When it was created.
+        label: What names it at servers.
+        base: Of an adapter, the version that it belongs to.
     """
 
     where: Mapping[str, Any]
     version: int
     created_s: float
+    label: str
+    base: Published | None = None
 
 
 LOOK_S = 5.0

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -23,6 +26,7 @@ from redrb.errors import (
     WeightCorrupt,
     WeightsTorn,
 )
+from redrb.train.engines.adapters import FOLDER, KEPT, Adapter, place
 from redrb.train.engines.completions import Sampled
 from redrb.train.engines.engine import (
     Engine,
@@ -32,6 +36,7 @@ from redrb.train.engines.engine import (
     WeightsReplacedError,
     WeightsUnreachableError,
 )
+from redrb.train.engines.labels import Named
 from redrb.train.engines.routing import Routing, decoded
 
 Pause: TypeAlias = Literal["keep", "wait", "abort"]
@@ -54,6 +59,9 @@ NO_URL = "the server has no REDRB_URL"
 NOT_TOLD = "call init_weight_transfer_engine first"
 """In the message of an error of that backend: the server was started again since it was told."""
 
+NO_LORA = "the server takes no adapters"
+"""In the message of an error of that backend."""
+
 _log = logging.getLogger("redrb")
 
 
@@ -64,7 +72,15 @@ class VLLMEngine(Engine):
     is "abort": nothing else tells where in a completion the weights have changed.
     """
 
-    def __init__(self, url: str, *, model: str, pause: Pause = "keep", **options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        pause: Pause = "keep",
+        adapters: bool = True,
+        **options: Any,
+    ) -> None:
         """Make an engine; `model` is the model's name at the server.
 
         Args:
@@ -73,6 +89,8 @@ class VLLMEngine(Engine):
                 go on with the new weights, whose prefix is computed again; nothing that was sampled
                 is sent twice. "wait": they end first. "abort": they return what they have, and are
                 sent again.
+            adapters: Whether adapters are loaded as such if the server has LoRA: requests name
+                their version, and end with it. Otherwise they are merged into the weights.
             options: Options of `Engine`: `timeout`, `retry_s` and `api_key`.
 
         Raises:
@@ -83,11 +101,20 @@ class VLLMEngine(Engine):
             raise ConfigError(f"pause={pause!r:.40}: give {', '.join(map(repr, get_args(Pause)))}.")
         self._model, self._pause_mode = model, pause
         self._tells_weights, self._needs_url = True, False
+        self._takes_adapters = adapters
+        self._told: Mapping[str, Any] = {}
+        self._adapter: Adapter | None = None
+        self._with_adapters = 0  # requests in flight that have one
+        self._adapters: deque[str] = deque()  # which this engine has loaded
 
     @property
     def keeps_requests(self) -> bool:
-        """Whether requests in flight stay at the server while weights change."""
-        return self._tells_weights and self._pause_mode != "abort"
+        """Whether requests in flight stay at the server while weights change.
+
+        Those with an adapter do not: it does not belong to other weights.
+        """
+        keeps = self._tells_weights and self._pause_mode != "abort"
+        return keeps and not self._with_adapters
 
     async def receives(self, where: Mapping[str, Any], url: str) -> bool:
         """Return whether the server has redrb's backend; if so, tell it where the weights are.
@@ -106,7 +133,105 @@ class VLLMEngine(Engine):
             if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.OK):
                 return False  # another backend, none, or a server that takes no updates
             raise
+        self._told = told
         return True
+
+    async def update(
+        self,
+        source: Path | Published,
+        version: int,
+        label: str | None = None,
+        *,
+        is_later: Callable[[Named], Awaitable[bool]] | None = None,
+    ) -> None:
+        """Load weights, or an adapter beside its base: then nothing is paused.
+
+        Args and errors are those of `Engine.update`.
+        """
+        base = source.base if isinstance(source, Published) else None
+        if not isinstance(source, Published) or base is None or not await self._fetches(source):
+            await self._load_whole(source, version, label, is_later=is_later)
+            return
+        adapter = Adapter(source.label, base.label)
+        found = await self._repeated(self._weights_label_below, self._retry_s)
+        if not adapter.fits(found):
+            try:
+                await self._load_whole(base, base.version, base.label, is_later=is_later)
+            except WeightsReplacedError as error:
+                if PASSED not in str(error):
+                    raise
+                # another program merges adapters into the weights of this server
+                await self._load_whole(source, version, label, is_later=is_later)
+                return
+            found = str(self._label)
+            if not adapter.fits(found):
+                return  # another maker has loaded later weights
+            self._open.clear()  # without suspension in between: requests wait for the adapter
+        try:
+            await self._repeated(partial(self._add, adapter), self._retry_s)
+            self._adapter, self._label = adapter, adapter.named(found)
+            self.version, self._lost = version, False
+        finally:
+            if not self._lost:
+                self._open.set()
+        await self._forget_old(adapter)
+
+    async def _load_whole(self, source: Path | Published, *given: Any, is_later: Any) -> None:
+        """Load weights to which no adapter belongs that the server has."""
+        before, self._adapter = self._adapter, None
+        try:
+            await super().update(source, *given, is_later=is_later)
+        except WeightsKeptError:
+            self._adapter = before
+            raise
+
+    async def _fetches(self, source: Published) -> bool:
+        """Let the server fetch an adapter, without using it; False if it has no LoRA."""
+        if not self._takes_adapters:
+            return False
+        told = {**self._told, "adapter": source.label}
+        try:
+            await self._repeated(lambda: self._init(told), self._retry_s)
+        except EngineError as error:
+            if error.is_outage:
+                raise
+            if NO_LORA not in str(error):
+                raise self._kept(error) from error
+            self._takes_adapters = False
+            _log.warning("%s. Adapters are merged into the weights.", error)
+            return False
+        return True
+
+    async def _add(self, adapter: Adapter) -> None:
+        """Let requests name an adapter that the server has fetched."""
+        path = place(adapter.label).path(FOLDER)
+        body = {"lora_name": adapter.label, "lora_path": str(path)}
+        try:
+            await self._asked("/v1/load_lora_adapter", body)
+        except EngineError as error:
+            if error.is_outage:
+                raise
+            if "already been loaded" not in str(error):
+                raise self._kept(error) from error
+
+    async def _forget_old(self, adapter: Adapter) -> None:
+        """Let no request name the oldest adapter any more; those that do end as they began."""
+        if adapter.label not in self._adapters:
+            self._adapters.append(adapter.label)
+        if len(self._adapters) > KEPT:
+            with suppress(EngineError):  # such as that another maker has done it
+                await self._asked(
+                    "/v1/unload_lora_adapter", {"lora_name": self._adapters.popleft()}
+                )
+
+    def _lose(self, adapter: Adapter, why: str) -> EngineError:
+        """Let requests wait for an update; return an error after which they are sent again."""
+        text = f"has not the adapter {adapter.label} any more: {why}"
+        if self._adapter is adapter:
+            _log.warning("%s %s", self._client.where, text)
+            self._open.clear()
+            self._adapter, self.version, self._lost = None, None, True
+        return self._error(text)
 
     async def _init(self, where: Mapping[str, Any]) -> None:
         await self._asked("/init_weight_transfer_engine", {"init_info": dict(where)})
@@ -116,22 +241,51 @@ class VLLMEngine(Engine):
     ) -> Sampled:
         if routed_tokens:
             sampling["routed_experts_prompt_start"] = routed_tokens
+        sampling, adapter = {"max_tokens": most, **sampling}, self._adapter
+        if adapter is None:
+            return await self._answered(self._model, tokens, sampling)
+        self._with_adapters += 1
+        try:
+            part = await self._answered(adapter.label, tokens, sampling)
+        except EngineError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            raise self._lose(adapter, str(error)) from error
+        finally:
+            self._with_adapters -= 1
+        known = part.labels if part.labels is not None else [str(part.label)]
+        other = next((each for each in known if not adapter.fits(each)), None)
+        if other is not None:
+            raise self._lose(adapter, f"the weights below it are {other!r}.")
+        named = [adapter.named(each) for each in known]
+        return (
+            replace(part, labels=named)
+            if part.labels is not None
+            else replace(part, label=named[0])
+        )
+
+    async def _answered(
+        self, model: str, tokens: list[int], sampling: Mapping[str, Any]
+    ) -> Sampled:
         if self._tells_weights:
             try:
-                return await self._generated(tokens, {"max_tokens": most, **sampling})
+                return await self._generated(model, tokens, sampling)
             except EngineError as error:
-                if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+                is_missing = error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+                if not is_missing or (model != self._model and model in str(error)):
                     raise
             self._tells_weights = False
             _log.info(
                 "%s does not tell the weights of each token: start it with --enable-scale-out",
                 self._client.where,
             )
-        return await self._completed(tokens, {"max_tokens": most, **sampling})
+        return await self._completed(model, tokens, sampling)
 
-    async def _generated(self, tokens: list[int], sampling: Mapping[str, Any]) -> Sampled:
+    async def _generated(
+        self, model: str, tokens: list[int], sampling: Mapping[str, Any]
+    ) -> Sampled:
         body = {
-            "model": self._model,
+            "model": model,
             "token_ids": tokens,
             "sampling_params": {"logprobs": 0, **sampling},
         }
@@ -150,9 +304,11 @@ class VLLMEngine(Engine):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
 
-    async def _completed(self, tokens: list[int], sampling: Mapping[str, Any]) -> Sampled:
+    async def _completed(
+        self, model: str, tokens: list[int], sampling: Mapping[str, Any]
+    ) -> Sampled:
         body = {
-            "model": self._model,
+            "model": model,
             "prompt": tokens,
             "logprobs": 1,
             "return_token_ids": True,
@@ -166,7 +322,7 @@ class VLLMEngine(Engine):
             routed = self._routed(choice, len(tokens) + len(found) - 1)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise self._malformed("token ids and log-probabilities") from error
-        label = None if self._label is None else await self._weights_label()
+        label = None if self._label is None else await self._weights_label_below()
         return Sampled(found, log_probs, finish, label=label, routed_experts=routed)
 
     def _routed(self, choice: Mapping[str, Any], most: int) -> Routing | None:
@@ -176,6 +332,11 @@ class VLLMEngine(Engine):
             raise self._malformed("routed experts as vLLM 0.32 sends them") from error
 
     async def _weights_label(self) -> str:
+        found, adapter = await self._weights_label_below(), self._adapter
+        return adapter.named(found) if adapter is not None and adapter.fits(found) else found
+
+    async def _weights_label_below(self) -> str:
+        """Return the label of the weights, without an adapter."""
         return str((await self._client.request("/weight_info")).get("weight_version"))
 
     async def _pause(self, *, abort: bool) -> None:
@@ -199,12 +360,17 @@ class VLLMEngine(Engine):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
             if BACKEND not in text or f"{BACKEND}{WeightsTorn.__name__}" in text:
                 raise WeightsMixedError(text, where=error.where, status=error.status) from error
-            is_unreachable = f"{BACKEND}{StoreUnavailable.__name__}" in text
-            kind = WeightsUnreachableError if is_unreachable else WeightsKeptError
-            kept = kind(text, where=error.where, status=error.status)
-            damage = (WeightCorrupt.__name__, DecodeError.__name__)
-            kept.is_damage = any(f"{BACKEND}{name}" in text for name in damage)
-            raise kept from error
+            raise self._kept(error) from error
+
+    def _kept(self, error: EngineError) -> WeightsKeptError:
+        """Return the error that says that the server could not load, and why."""
+        text = f"{self._client.where} could not load weights: {error}"
+        is_unreachable = f"{BACKEND}{StoreUnavailable.__name__}" in text
+        kind = WeightsUnreachableError if is_unreachable else WeightsKeptError
+        kept = kind(text, where=error.where, status=error.status)
+        damage = (WeightCorrupt.__name__, DecodeError.__name__)
+        kept.is_damage = any(f"{BACKEND}{name}" in text for name in damage)
+        return kept
 
     async def _receive(self, source: Published) -> None:
         """Load a version by the four calls that begin, make and end an update.

@@ -75,7 +75,8 @@ class EngineWeights:
     makers of one machine share them. A maker that writes a version keeps a copy of the weights in
     memory, so that the next one costs its delta.
 
-    An adapter is merged into the weights that it belongs to.
+    A vLLM with redrb's backend and LoRA loads an adapter beside the weights that it belongs to;
+    elsewhere it is merged into them.
 
     Attributes:
         client: Connection to Redis.
@@ -290,8 +291,14 @@ class EngineWeights:
         """Return from where the server loads a version."""
         folder = await self.introduce()
         if folder is None:
-            return Published(self._where, found.version, found.created_s)
+            return await asyncio.to_thread(self._published, found)
         return await asyncio.to_thread(self._use, folder, label, found)
+
+    def _published(self, found: WeightVersion) -> Published:
+        below = self._catalogue.entry(found.base) if found.kind == "lora" else None
+        base = None if below is None or below.kind == "lora" else self._published(below)
+        label = weights_label(found.version, found.created_s, self._family)
+        return Published(self._where, found.version, found.created_s, label, base)
 
     def _use(self, folder: Path, label: str, found: WeightVersion) -> Path:
         """Return the folder of a version; it stays until the next call, or raise OSError."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
+from redrb.weights.lora.names import layer_name, lora_name, pairs
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step, fetching
 from redrb.weights.reading.replica import Replica, fetch_chunks
 from redrb.weights.reading.targets import LoadTarget, named_tensors
@@ -26,6 +27,23 @@ class Adapter:
 
     tensors: dict[str, Tensor]
     configs: dict[str, LoraConfig]
+
+    def of(self, prefix: str) -> Adapter:
+        """Return the layers whose names begin with `prefix`, without it, or raise ConfigError."""
+        tensors: dict[str, Tensor] = {}
+        configs: dict[str, LoraConfig] = {}
+        for name, halves in pairs(self.tensors).items():
+            if name.startswith(prefix):
+                layer = layer_name(name.removeprefix(prefix))
+                configs[layer] = self.configs[name]
+                tensors |= {
+                    lora_name(layer, half): each for half, each in zip("AB", halves, strict=True)
+                }
+        if not configs:
+            raise ConfigError(
+                f"the adapter has no layers of which the name begins with {prefix!r}."
+            )
+        return Adapter(tensors, configs)
 
 
 @dataclass(frozen=True, slots=True)
