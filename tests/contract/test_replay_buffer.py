@@ -1373,6 +1373,7 @@ def comparable(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @BOTH_ORDERS
 def test_a_random_sequence_of_calls_equals_a_model_of_xtuners_buffer(
