@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A contract test runs on fakeredis or on one of the two usual servers, each on about a third of
     them, as the same requests are sent to all. Those that are marked `every_server` ask how a
     server behaves, and run on all three. Tests of whole processes, of clusters, and those that are
-    marked `long` take seconds, and run on the last server only. Servers that REDRB_TEST_SERVERS
+    marked `long` take seconds, and run on the last server only: thousands of requests cost
+    fakeredis, which is Python, several times as much as a server. Servers that REDRB_TEST_SERVERS
     names run all contract tests.
     """
     for item in items:

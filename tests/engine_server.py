@@ -16,14 +16,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 from aiohttp import web
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrb.weights.files.safetensors import load_safetensors
 
 VOCABULARY = 16
 
 
-def tiny_model(seed: int) -> LlamaForCausalLM:
+def tiny_model(seed: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM  # it takes seconds
+
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -39,7 +40,7 @@ def tiny_model(seed: int) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def log_probs_of(model: LlamaForCausalLM, tokens: list[int], start: int, temperature: float) -> Any:
+def log_probs_of(model: Any, tokens: list[int], start: int, temperature: float) -> Any:
     """Return the log-probabilities of all tokens from `start` on."""
     logits = model(torch.tensor([tokens])).logits[0] / temperature
     table = logits.log_softmax(-1)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import redrb
@@ -18,6 +18,8 @@ from redrb.stream.admission.calls import Admit, BeatMaker, GiveBack
 from redrb.stream.put.rights import Rights
 from redrb.stream.take.calls import Leave, Take, TakeRequest
 from tests.samples import numbered
+
+SHARED = [HealthCheck.function_scoped_fixture]
 
 STEPS = st.sampled_from(
     [
@@ -32,13 +34,18 @@ class Model:
     """One trainer and several makers, who follow the rules of admission."""
 
     def __init__(
-        self, bound: int, per_version: int, order: str, slow: int, *, background: bool
+        self, url: str, bound: int, per_version: int, order: str, slow: int, *, background: bool
     ) -> None:
         self.bound, self.per_version, self.background = bound, per_version, background
         self.slow = slow
-        self.client = redrb.connect(f"fake://{uuid4().hex}")
+        self.client = redrb.connect(url)
         self.stream = ExperienceStream(
-            self.client, "math", max_staleness=bound, groups_per_version=per_version, order=order
+            self.client,
+            "math",
+            namespace=uuid4().hex,
+            max_staleness=bound,
+            groups_per_version=per_version,
+            order=order,
         )
         self.version = self.stream.advance(1)
         self.rights: list[Admission] = []
@@ -149,6 +156,7 @@ class Model:
         self.version = self.stream.advance(self.version + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("background", [False, True])
 @given(
     st.integers(0, 2),
@@ -157,11 +165,11 @@ class Model:
     st.integers(0, 2),
     st.lists(STEPS, min_size=40, max_size=80),
 )
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=SHARED)
 def test_no_group_that_was_admitted_is_ever_too_stale(
-    background, bound, per_version, order, slow, steps
+    real_url, background, bound, per_version, order, slow, steps
 ):
-    model = Model(bound, per_version, order, slow, background=background)
+    model = Model(real_url, bound, per_version, order, slow, background=background)
     try:
         for name, *arguments in steps:
             getattr(model, name)(*arguments)

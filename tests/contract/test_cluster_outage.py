@@ -72,6 +72,7 @@ def test_shards_are_spread_over_the_nodes(cluster, stream, namespace):
     assert [shard.count() for shard in stream.shards.values()] == [4] * SHARDS
 
 
+@pytest.mark.parametrize("victim", ["another"], indirect=True)
 def test_groups_on_other_nodes_are_acknowledged_while_one_is_away(
     cluster, victim, stream, namespace
 ):
@@ -163,6 +164,7 @@ def test_reachable_groups_end_before_others_are_waited_for(cluster, namespace, p
     cluster.wait_until_whole()
 
 
+@pytest.mark.parametrize("victim", ["another"], indirect=True)
 def test_a_close_returns_the_leases_of_shards_that_answer_and_names_the_others(
     cluster, victim, namespace
 ):

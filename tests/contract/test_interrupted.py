@@ -374,6 +374,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "interrupt"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_that_ends_early_is_finished_by_the_same(
@@ -404,6 +405,7 @@ def test_an_operation_that_ends_early_is_finished_by_the_same(
     assert requests > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["kill", "interrupt"])
 def test_a_resume_that_ended_early_can_be_deleted(
     client, namespace, pages, monkeypatch, tmp_path, how
@@ -431,6 +433,7 @@ def delete_table(place: Place) -> Callable[[], object]:
     return filled_table(place).delete
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deletes", [1, 2])
 @pytest.mark.parametrize(
     ("operation", "name"),

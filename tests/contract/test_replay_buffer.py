@@ -228,16 +228,6 @@ def test_a_groups_status_follows_from_its_members(
     play(scenario)
 
 
-def test_stalest_sorts_by_seq_staleness_without_a_train_step(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number, staleness in enumerate([3, 8, 3, 0, 3]):
-            await buffer.put([make(number, seq_staleness=staleness), make(number)], "task")
-        got = ids(await buffer.get(5, "task", Status.COMPLETED))
-        assert [group[0] for group in got] == [1, 0, 2, 4, 3]
-
-    play(scenario, order="stalest")
-
-
 @BOTH_KINDS
 def test_put_updates_the_callers_rollouts(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
@@ -392,20 +382,6 @@ def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
     return [(ids([group]), group) for group in groups]
 
 
-@BOTH_ORDERS
-def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: Any) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, response_model_steps=[1, 1])], "task")
-        await buffer.put([make(2, status=Status.ABORTED, response_model_steps=[1, 1])], "task")
-        options = {"current_train_step": 4, "statuses": [Status.ABORTED]}
-        assert await buffer.refresh_staleness({"task": 2}, **options) == {"task": 1}
-        ((kept,),) = await buffer.get(9, "task", Status.COMPLETED)
-        assert (of(kept, "rollout_id"), of(kept, "seq_staleness")) == (1, 0)
-        assert ids(await buffer.get(9, "task", Status.EXPIRED)) == [[2]]
-
-    play(scenario, order=order)
-
-
 def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for task in ("over", "again"):
@@ -443,36 +419,6 @@ def test_an_expired_group_may_be_put_again(play: Any, make: Make) -> None:
         await buffer.put(group, "task", model_step=4, current_train_step=5, stale_threshold=2)
         ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
         assert (of(got, "response_model_steps"), of(got, "seq_staleness")) == ([4], 0)
-
-    play(scenario)
-
-
-def half_expired(make: Make) -> list[Any]:
-    """A group that waits as expired at train step 4, with a member that is fresh then."""
-    return [make(1, **STALE), make(2, response_model_steps=[3, 3])]
-
-
-@pytest.mark.parametrize("statuses", [None, list(Status), [Status.EXPIRED], FRESH])
-@pytest.mark.parametrize("put_as_expired", [True, False])
-def test_the_fresh_rollouts_of_an_expired_group_age_while_it_waits(
-    play: Any, make: Make, statuses: Any, *, put_as_expired: bool
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        options = {"current_train_step": 4, "stale_threshold": 2} if put_as_expired else {}
-        await buffer.put(half_expired(make), "task", **options)
-        await buffer.refresh_staleness({"task": 2}, current_train_step=4)
-        await buffer.refresh_staleness({"task": 2}, current_train_step=5)
-        await buffer.put([make(3, response_model_steps=[1])], "task")  # never refreshed
-        counts = await buffer.refresh_staleness(
-            {"task": 2}, current_train_step=6, statuses=statuses, task_token_stale_thresholds={}
-        )
-        assert counts == {"task": {None: 2, 7: 2, 1: 1, 2: 1}[statuses and len(statuses)]}
-        groups = {ids([group])[0][0]: group for group in await _all_expired(buffer)}
-        aged = statuses != FRESH
-        assert [of(each, "status") == Status.EXPIRED for each in groups[1]] == [True, aged]
-        assert of(groups[1][1], "response_ids") == ([] if aged else [3, 4])
-        if not aged:
-            assert of(groups[1][1], "seq_staleness") == 1
 
     play(scenario)
 
@@ -518,213 +464,6 @@ def test_expired_groups_that_are_not_retryable_any_more_are_deleted(
     pools = ["completed", "aborted", "expired"]
     hooks: dict[Any, Any] = {"function": told.append, "coroutine function": tell}
     play(scenario, on_discard=hooks.get(hook))
-
-
-@pytest.mark.parametrize("status", Status)
-def test_nothing_expires_without_a_train_step(play: Any, make: Make, status: Status) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        rollout = make(1, **{**STALE, "status": status, "seq_staleness": 9})
-        before = copy.deepcopy(rollout)
-        await buffer.put([rollout], "task", stale_threshold=1, token_stale_threshold=1)
-        assert of(rollout, "response_ids") == of(before, "response_ids")
-        assert (of(rollout, "status"), of(rollout, "seq_staleness")) == (status, 9)
-        counts_as = Status.COMPLETED if status in ("init", "archived") else status
-        assert await buffer.count("task", counts_as) == 1
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("train_step", [None, 4, 6])
-@pytest.mark.parametrize("retryable", [True, False])
-def test_an_expired_group_that_is_put_again_is_aged_again(
-    play: Any, make: Make, train_step: int | None, *, retryable: bool
-) -> None:
-    told: list[Any] = []
-
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put(half_expired(make), "task", current_train_step=4, stale_threshold=2)
-        (group,) = await buffer.get(1, "task", "expired")
-        await buffer.put(
-            group,
-            "task",
-            current_train_step=train_step,
-            stale_threshold=2,
-            expired_groups_retryable=retryable,
-        )
-        assert await buffer.count("task", "expired") == len(buffer) == int(retryable)
-        expired = [of(rollout, "status") == "expired" for rollout in group]
-        assert expired == [True, train_step == 6 or not retryable]
-        assert told == ([] if retryable else [([[1, 2]], [[1, 2], [1, 2]])])
-        if not retryable:
-            assert [of(rollout, "prompt_ids") for rollout in group] == [None, None]
-
-    def tell(groups: list[list[Any]]) -> None:
-        told.append((ids(groups), [of(rollout, "prompt_ids") for rollout in groups[0]]))
-
-    play(scenario, on_discard=tell)
-
-
-@pytest.mark.parametrize("status", ["failed", "filtered"])
-@BOTH_ORDERS
-def test_groups_that_are_finished_keep_their_staleness(
-    play: Any, make: Make, order: Any, status: str
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number, staleness in enumerate([1, 5, 0, 5]):
-            finished = make(number, **{**STALE, "status": status, "seq_staleness": staleness})
-            await buffer.put([finished], "task", current_train_step=9 - number, stale_threshold=1)
-            assert of(finished, "seq_staleness") == staleness
-        counts = await buffer.refresh_staleness(
-            {"task": 1}, current_train_step=20, statuses=list(Status)
-        )
-        assert counts == {"task": 0}
-        got = await buffer.get(9, "task", status)
-        stalest = [(1, 5), (3, 5), (0, 1), (2, 0)]
-        kept = [(of(each, "rollout_id"), of(each, "seq_staleness")) for (each,) in got]
-        assert kept == (sorted(stalest) if order == "fifo" else stalest)
-        assert {len(of(each, "response_ids")) for (each,) in got} == {2}
-
-    play(scenario, order=order)
-
-
-@pytest.mark.parametrize(
-    "statuses", [["init"], ["archived"], ["init", "archived"], ["completed", "init"]]
-)
-def test_init_and_archived_rollouts_count_as_completed(
-    play: Any, make: Make, statuses: list[str]
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        group = [make(1, status=each, response_model_steps=[1, 1]) for each in statuses]
-        await buffer.put(group, "task")
-        counts = await buffer.count_statuses(["task"], list(Status))
-        assert {status: n for status, n in counts["task"].items() if n} == {"completed": 1}
-        assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 1}
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("statuses", [None, [Status.EXPIRED], FRESH])
-@pytest.mark.parametrize("retryable", [True, False])
-def test_a_refresh_without_a_step_ages_nothing(
-    play: Any, make: Make, statuses: Any, *, retryable: bool
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, response_model_steps=[5, 5], seq_staleness=3)], "task")
-        await buffer.put([make(2, status="expired"), make(3, response_model_steps=[0, 0])], "task")
-        found = await buffer.refresh_staleness(
-            {"task": 1},
-            task_token_stale_thresholds={"task": 1},
-            expired_groups_retryable_by_task={"task": retryable},
-            current_train_step=None,
-            statuses=statuses,
-        )
-        asked = statuses != FRESH
-        assert found == {"task": int(asked)}
-        ((kept,),) = await buffer.get(9, "task", "completed")
-        assert (of(kept, "response_ids"), of(kept, "seq_staleness")) == ([3, 4], 3)
-        expired = await _all_expired(buffer)
-        assert len(expired) == (retryable or not asked)
-        for group in expired:
-            assert [of(each, "response_ids") for each in group] == [[3, 4], [3, 4]]
-
-    play(scenario)
-
-
-def test_a_refresh_before_a_group_expired_does_not_age_it(play: Any, make: Make) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number in range(3):
-            await buffer.put([make(number, response_model_steps=[at, at]) for at in (1, 4)], "task")
-        at_8: dict[str, Any] = {"current_train_step": 8}
-        await buffer.refresh_staleness({"task": 2}, statuses=["expired"], **at_8)
-        assert await buffer.refresh_staleness({"task": 6}, **at_8) == {"task": 3}
-        ((_, fresh),) = await buffer.get(1, "task", "expired")
-        assert (of(fresh, "status"), of(fresh, "seq_staleness")) == (Status.COMPLETED, 3)
-        await buffer.refresh_staleness({"task": 3}, statuses=["expired"], **at_8)
-        await buffer.refresh_staleness({"task": 6}, **at_8)  # later, and less strict
-        ((_, stale),) = await buffer.get(1, "task", "expired")
-        assert of(stale, "status") == Status.EXPIRED
-        await buffer.refresh_staleness({"task": 9}, current_train_step=6)
-        ((_, stale),) = await buffer.get(1, "task", "expired")
-        assert of(stale, "status") == Status.EXPIRED
-
-    play(scenario)
-
-
-@BOTH_ORDERS
-def test_a_refresh_at_an_older_step_is_followed(play: Any, make: Make, order: Any) -> None:
-    """The trainer has resumed an older checkpoint."""
-
-    async def scenario(buffer: ReplayBuffer) -> None:
-        for number in range(2):
-            await buffer.put(
-                [make(number, response_model_steps=[6, 6])], "task", current_train_step=10
-            )
-        await buffer.refresh_staleness({"task": 9}, current_train_step=8)
-        ((first,),) = await buffer.get(1, "task", "completed")
-        await buffer.refresh_staleness({"task": 9}, current_train_step=9)
-        ((second,),) = await buffer.get(1, "task", "completed")
-        assert [of(each, "seq_staleness") for each in (first, second)] == [1, 2]
-
-    play(scenario, order=order)
-
-
-@pytest.mark.parametrize("thresholds", [(None, None), (9, None), (None, 9), (9, 9)])
-def test_the_next_refresh_expires_an_aborted_group_with_an_expired_rollout(
-    play: Any, make: Make, thresholds: tuple[int | None, int | None]
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        group = [make(1, status="aborted", response_model_steps=[1, 1]), make(2, status="expired")]
-        await buffer.put(group, "task")
-        await buffer.put([make(3, response_model_steps=[1, 1])], "task")
-        assert await buffer.count("task", "aborted") == 1
-        oldest, newest = thresholds
-        for statuses, expired in ((["completed"], 0), (None, 1)):
-            assert await buffer.refresh_staleness(
-                {"task": oldest},
-                task_token_stale_thresholds={"task": newest},
-                current_train_step=2,
-                statuses=statuses,
-            ) == {"task": expired}
-        ((aborted, reset),) = await _all_expired(buffer)
-        assert (of(aborted, "status"), of(aborted, "response_ids")) == ("aborted", [3, 4])
-        assert (of(reset, "status"), of(reset, "response_ids")) == ("expired", [])
-        assert await buffer.count("task", "completed") == 1
-
-    play(scenario)
-
-
-STEPLESS: list[dict[str, Any]] = [
-    {"response_model_steps": None},
-    {"response_model_steps": []},
-    {"response_model_steps": [5], "response_mask": [0, 1]},
-]
-
-
-@pytest.mark.parametrize("fields", STEPLESS, ids=str)
-@pytest.mark.parametrize("at_put", [True, False])
-def test_a_threshold_of_tokens_expires_responses_without_steps(
-    play: Any, make: Make, fields: dict[str, Any], *, at_put: bool
-) -> None:
-    async def scenario(buffer: ReplayBuffer) -> None:
-        options = {"current_train_step": 6, "token_stale_threshold": 9} if at_put else {}
-        for more in ({}, {"response_mask": [0, 0]}, {"labels": [1, 1]}, {"response_ids": []}):
-            await buffer.put([make(1, **{**fields, **more})], "task", **options)
-        for threshold in ({"task": 9}, {}):
-            found = await buffer.refresh_staleness(
-                {"task": threshold.get("task")}, current_train_step=6
-            )
-            assert found == {"task": int(at_put)}  # of the other rule nothing is known
-        assert await buffer.refresh_staleness(
-            {}, task_token_stale_thresholds={"task": 9}, current_train_step=6
-        ) == {"task": 1}
-        ((reset,),) = await _all_expired(buffer)
-        assert of(reset, "response_ids") == []
-        left = await buffer.get(9, "task", "completed")
-        assert [of(each, "response_model_steps") for (each,) in left] == [
-            fields["response_model_steps"]
-        ] * 3
-
-    play(scenario)
 
 
 @BOTH_KINDS
@@ -1634,6 +1373,7 @@ def comparable(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @BOTH_ORDERS
 def test_a_random_sequence_of_calls_equals_a_model_of_xtuners_buffer(

@@ -274,9 +274,12 @@ USES: dict[str, Callable[[ReplayBuffer, str, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", ["math", "missing"])
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("first", "second"), [("", ""), ("exp7", "exp8"), ("", "exp8")])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("use", "task", "first", "second"),
+    [(use, task, "", "exp8") for use in USES for task in ("math", "missing")]
+    + [("put", "math", "", ""), ("get", "math", "exp7", "exp8")],
+)
 def test_another_run_is_refused_at_each_first_call_with_both_ways_out(
     build: Build,
     client: Client,

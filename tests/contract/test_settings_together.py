@@ -117,6 +117,7 @@ def check(
     return True
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_heartbeats")
 @pytest.mark.parametrize("way", WAYS)
 def test_each_pair_of_settings_is_refused_where_a_new_task_with_both_is(
@@ -131,6 +132,7 @@ def test_each_pair_of_settings_is_refused_where_a_new_task_with_both_is(
     assert tried.count(True) > 20
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_heartbeats")
 @pytest.mark.parametrize("way", WAYS)
 @given(data=st.data())

@@ -794,6 +794,7 @@ _SETTINGS: dict[str, Any] = {
 _EXAMPLES = {"setup": SETUPS, "steps": st.lists(STEPS, min_size=15, max_size=40)}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # beside busy processes
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(**_EXAMPLES)

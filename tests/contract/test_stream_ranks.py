@@ -984,6 +984,7 @@ class Job:
             yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_job_that_is_killed_anywhere_trains_every_group_once(

@@ -251,6 +251,7 @@ def test_limits_of_the_task_come_before_those_of_the_file(
     back.put(numbered(4), timeout=0)
 
 
+@pytest.mark.long
 def test_tags_keep_their_strings(client: Client, namespace: str, tmp_path: Path) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace, tags=["name", "score"])
     for number in range(700):  # more than one part
@@ -630,7 +631,8 @@ def compare(back: ExperienceStream, stream: ExperienceStream) -> None:
     assert back.stats().version == 3
 
 
-@pytest.mark.parametrize(("letters", "page_bytes"), [(0, PAGE_BYTES), (5, PAGE_BYTES), (2, 300)])
+@pytest.mark.long
+@pytest.mark.parametrize(("letters", "page_bytes"), [(5, PAGE_BYTES), (2, 300)])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.usefixtures("small_pages")
 def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
@@ -659,6 +661,7 @@ def test_a_resume_that_dies_at_any_request_goes_on_and_puts_nothing_twice(
     assert 12 <= at < 99
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_pages")
 def test_of_resumes_of_one_file_at_once_each_goes_on_and_each_group_is_put_once(
     client: Client, namespace: str, tmp_path: Path
@@ -691,6 +694,7 @@ def test_resumes_beside_others_are_not_counted_together(client: Client, tmp_path
             one.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_pages")
 def test_of_resumes_of_two_files_at_once_one_is_refused_and_changes_nothing(
     client: Client, namespace: str, tmp_path: Path
@@ -728,6 +732,7 @@ def test_of_resumes_of_two_files_at_once_one_is_refused_and_changes_nothing(
     assert 12 <= at < 99
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["cleared", "lost"])
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made anew"])
 @pytest.mark.usefixtures("small_pages")
@@ -861,6 +866,7 @@ def test_a_save_that_fails_leaves_the_older_file(
     assert path.read_bytes() == older
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["stalest", "tagged"])
 def test_a_group_that_is_stored_during_the_whole_save_is_saved_once(
     client: Client, namespace: str, kind: str, tmp_path: Path

@@ -198,7 +198,7 @@ def test_settings(open_table, client, namespace):
     assert table.stats().counts.made == 1
 
 
-@pytest.mark.every_server
+@pytest.mark.long
 def test_half_a_put_is_never_seen(open_table):
     count = PAGES["table_rows"] + 500
     keys, ended = names(count), threading.Event()
@@ -390,6 +390,7 @@ def test_put_waits_until_a_limit_is_raised(open_table):
         waiting.result(WAIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("retain", [None, "checkpoint"])
 def test_clear(open_table, client, retain):
     table = open_table(retain=retain)

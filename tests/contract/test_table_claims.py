@@ -324,6 +324,7 @@ def test_registration_goes_in_pages_while_rows_change(open_table, pages, monkeyp
     assert sorted(found) == sorted(["row10", *(f"row{n}" for n in (1, 2, 3, 4, 5, 6, 8, 9))])
 
 
+@pytest.mark.long
 def test_registration_costs_what_is_stored(open_table, monkeypatch):
     table = open_table()
     for first in range(0, 12_000, 2000):

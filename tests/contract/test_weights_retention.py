@@ -214,6 +214,7 @@ def whole_state(number):
     return state
 
 
+@pytest.mark.long
 def test_readers_in_threads_have_whole_versions_while_others_are_published(make, client, namespace):
     """One version is kept; what readers are at is never taken from them."""
     done, wrong = threading.Event(), []

@@ -134,7 +134,7 @@ def follow(client: Client, namespace: str) -> Iterator[Callable[..., Any]]:
     return following
 
 
-@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("count", [1, 3])
 def test_each_server_gets_the_newest_of_fifty_versions_in_a_row(start, follow, trainer, count):
     servers = start(count)
     with follow(servers):
@@ -147,7 +147,7 @@ def test_each_server_gets_the_newest_of_fifty_versions_in_a_row(start, follow, t
         assert server.mode == "keep"
 
 
-@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("count", [1, 3])
 def test_servers_that_end_and_start_again_get_the_newest_version(
     start, follow, trainer, count, caplog
 ):

@@ -91,6 +91,8 @@ def assert_parsed_alike(blobs: Sequence[bytes | memoryview]) -> None:
     together = parse_groups(blobs)
     assert list(map(repr_of, together)) == list(map(repr_of, alone))
     wanted = [own for own in alone if isinstance(own, GroupLayout)]
+    for own in wanted:
+        decode_all(own)
     found = [own for own in together if isinstance(own, GroupLayout)]
     side: Side
     for side in ("left", "right"):
@@ -133,8 +135,6 @@ def test_every_single_changed_byte_is_refused_or_decodes(name):
             blob[:at] + bytes([byte]) + blob[at + 1 :]
             for byte in {0, 0x90, 0xC4, 0xFF, blob[at] ^ 1} - {blob[at]}
         ]
-        for other in changed:
-            attempt(other)
         assert_parsed_alike([blob, *changed, memoryview(blob)])
 
 

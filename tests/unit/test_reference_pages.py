@@ -18,13 +18,12 @@ from tests.documents import ROOT
 from tests.public_names import GOLDEN
 from tests.reference_pages import REFERENCE, STREAM, VARIABLES, names_of
 
-for optional in ("trl", "torchrl"):
-    pytest.importorskip(optional)
-
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    for optional in ("trl", "torchrl"):
+        pytest.importorskip(optional)
 
 
 def test_the_pages_are_those_that_the_code_makes():
