@@ -119,8 +119,8 @@ class Job:
         kind = VLLMEngine if way == "backend" else FolderEngine
         engines = [kind(each.url, model=str(each.model), retry_s=0.0) for each in servers]
         folder = None if way == "backend" else self._folder / name
-        given = {"model": "", "config": self._servers[0].model}
-        first = EngineWeights(self._client, name, engines[0], folder, **given)
+        config = self._servers[0].model
+        first = EngineWeights(self._client, name, engines[0], folder, model="", config=config)
         both = [first, *(first.beside(engine) for engine in engines[1:])]
         fleet = Fleet(self._client, name, list(zip(engines, both, strict=True)))
         log, arrivals = logging.getLogger("redrb"), Arrivals()

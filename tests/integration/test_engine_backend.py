@@ -278,7 +278,7 @@ def test_a_server_that_was_started_again_gets_the_newest_weights(
 
 
 @pytest.mark.parametrize(
-    "path, call",
+    ("path", "call"),
     [
         *(("/weight_info", call) for call in (1, 2, 3)),
         ("/init_weight_transfer_engine", 1),
@@ -294,7 +294,7 @@ def test_a_server_that_was_started_again_gets_the_newest_weights(
 def test_a_server_that_was_started_again_during_an_update_gets_the_weights_all_the_same(
     server, client, policies, namespace, path, call
 ):
-    """Whichever request is its first after that; and what its first model samples does not count."""
+    """Whichever request is its first after that; what its first model samples does not count."""
 
     async def run() -> None:
         job = Job(server, client, namespace)
@@ -450,7 +450,7 @@ def test_an_error_of_the_backend_has_its_own_message_alone(
                 raising = Mock(side_effect=kind(message, **more))
                 monkeypatch.setattr(server, "_fetched", raising)
                 with pytest.raises(kinds.get(kind, WeightsKeptError)) as caught:
-                    await job.engine._load(Published({}, 1, 0.0))
+                    await job.engine._load(Published({}, 1, 0.0, ""))
                 told = f"{server.url} could not load weights: redrb {kind.__name__}: {message}"
                 assert str(caught.value) == told
             monkeypatch.undo()
