@@ -353,8 +353,7 @@ class VLLMEngine(Engine):
         except EngineError as error:
             if error.is_outage:
                 raise
-            reason = str(error).removeprefix(f"{error.where}: ")
-            text = f"{self._client.where} could not load weights: {reason}"
+            text = self._why(error)
             is_passed = any(each in text for each in (PASSED, NOT_TOLD))
             if isinstance(source, Published) and (BACKEND not in text or is_passed):
                 raise WeightsReplacedError(text, where=error.where, status=error.status) from error
@@ -362,9 +361,13 @@ class VLLMEngine(Engine):
                 raise WeightsMixedError(text, where=error.where, status=error.status) from error
             raise self._kept(error) from error
 
+    def _why(self, error: EngineError) -> str:
+        reason = str(error).removeprefix(f"{error.where}: ")
+        return f"{self._client.where} could not load weights: {reason}"
+
     def _kept(self, error: EngineError) -> WeightsKeptError:
         """Return the error that says that the server could not load, and why."""
-        text = f"{self._client.where} could not load weights: {error}"
+        text = self._why(error)
         is_unreachable = f"{BACKEND}{StoreUnavailable.__name__}" in text
         kind = WeightsUnreachableError if is_unreachable else WeightsKeptError
         kept = kind(text, where=error.where, status=error.status)
