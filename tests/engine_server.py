@@ -188,7 +188,7 @@ class EngineServer:
         finally:
             self.running -= 1
 
-    def _policy(self, name: str) -> Any:  # noqa: ARG002
+    def _policy(self, name: str) -> Any:
         """Return the model that a request has named."""
         return self.model
 
