@@ -17,7 +17,8 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, ShardedStream, St
 from redrb.connection import Client, deadline
 from redrb.errors import LeaseLost, StoreUnavailable, TaskMismatch
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.producer import Producer
+from redrb.stream.put.producer import Epoch, Producer
+from redrb.stream.sharded.shards import Shards
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered
 
@@ -325,6 +326,30 @@ def test_a_put_that_may_still_arrive_stays_in_its_shard(
         stream.put(numbered(1), timeout=0)
     assert len(set(tried)) == 1
     assert len(stream) == 1
+
+
+@pytest.mark.parametrize("breaks", ["opening", "epoch"])
+def test_a_put_of_which_nothing_was_sent_goes_to_another_shard(
+    open_shards: Open, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Also where the shard may have done an earlier request, whose reply was lost."""
+    check, current, broken = Shards._check_count, Epoch.current, [breaks == "opening"]
+
+    def opens(whole: Shards, number: int) -> None:
+        if number == 1 and breaks == "opening":
+            raise StoreUnavailable("lost", where="", uncertain=True)
+        check(whole, number)
+
+    def epoch(self: Epoch) -> tuple[str, int]:
+        if broken[0] and self._task.name == "math@1":
+            raise StoreUnavailable("lost", where="", uncertain=True)
+        return current(self)
+
+    monkeypatch.setattr(Shards, "_check_count", opens)
+    monkeypatch.setattr(Epoch, "current", epoch)
+    stream = open_shards(2)
+    broken[0] = True
+    assert {name for name, _ in put(stream, *range(6))} == {"math@0"}
 
 
 def test_groups_that_a_shard_drops_are_put_nowhere_else(open_shards: Open) -> None:

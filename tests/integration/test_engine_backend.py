@@ -294,7 +294,7 @@ def test_a_server_that_was_started_again_gets_the_newest_weights(
 def test_a_server_that_was_started_again_during_an_update_gets_the_weights_all_the_same(
     server, client, policies, namespace, path, call
 ):
-    """Whichever request is its first after that; what its first model samples does not count."""
+    """Whichever request is its first after that; no token of its first model counts."""
 
     async def run() -> None:
         job = Job(server, client, namespace)

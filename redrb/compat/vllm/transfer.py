@@ -250,7 +250,7 @@ class RedrbWeightTransferEngine(WeightTransferEngine[RedrbInitInfo, RedrbUpdateI
         workers = self.parallel_config.world_size
         if workers > 1:
             group = get_world_group().cpu_group
-            mine = found, None if error is None else f"{type(error).__name__}: {error}"
+            mine = found, None if error is None else f"{BACKEND}{type(error).__name__}: {error}"
             of_all: list[Any] = [None] * torch.distributed.get_world_size(group)
             torch.distributed.all_gather_object(of_all, mine, group=group)
             found = of_all[0][0]

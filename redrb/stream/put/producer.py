@@ -128,7 +128,7 @@ class Producer:
                 over = len(ids) == len(pending.batch.groups)
         except BaseException as error:
             if isinstance(error, StoreUnavailable):
-                error.uncertain |= pending.repeated
+                error.uncertain = pending.repeated
             if isinstance(error, RedrbError):
                 error.stored = len(ids)
                 if ids:

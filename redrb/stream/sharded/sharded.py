@@ -275,7 +275,7 @@ class ShardedStream(Closing):
         except StoreFull as error:
             put.refusal = error
         except StoreUnavailable as error:
-            if error.uncertain:
+            if pending is not None and pending.repeated:
                 error.add_note(f"Task {self._shards.names[number]!r} may have stored the groups.")
                 raise
         return put.done > before
