@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import msgpack
 import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.errors import ConfigError, RedrbError
 from redrb.experience import Status
 from redrb.stream.orders import Fifo, GroupFacts, checked_score
-from redrb.stream.put.options import NO_SOURCES, PutOptions, Sources
+from redrb.stream.put.options import NO_OPTIONS, NO_SOURCES, PutOptions, Sources
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.tags import TagValue, tag_values
@@ -87,9 +86,6 @@ def _newest_token(item: BufferItem, default: int | None) -> int | None:
     return None if newest == -1 else newest  # below -1 are tokens that are older than all others
 
 
-NO_OPTIONS = PutOptions()
-
-
 class Claim(msgspec.Struct, frozen=True):
     """Says which parts are to become a group, or to be removed.
 
@@ -114,7 +110,7 @@ class PutBatch:
         expired: Groups that their producer found too stale, and keeps back.
         refused: The error of each group that cannot be stored, by its index in the put; in
             `groups` are the others.
-        kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
+        kind: Kind of the completed groups, see `EncodedGroup.kind`; "" if that is not checked.
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
@@ -190,7 +186,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
+    priority, values, pack = batch.options.priority, batch.values, msgspec.msgpack.encode
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
     rights = batch.rights.numbers or [None] * len(batch.groups)
@@ -198,10 +194,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
     packed = []
     for group, token, group_tags, right in zip(batch.groups, newest, tags, rights, strict=True):
         version, status = group.policy_version, group.status
-        facts: dict[str, Any] = {
-            "size": group.nbytes,
-            "samples": group.samples,
-        }
+        facts: dict[str, Any] = {"size": len(group.blob), "samples": group.samples}
         if status is not Status.COMPLETED:
             facts["status"] = status.value
         if not by_arrival:

@@ -170,11 +170,12 @@ class Preparer:
         kind = ""
         if "fields" in self._checks:
             kind = description.kind or common_kind(found.encoded)
-            misfits = misfit_errors(found.places, found.encoded, kind)
-            if misfits and description.kind and self._was_created_anew():
-                kind = self._task.description.kind or common_kind(found.encoded)
+            if any(group.kind != kind for group in found.encoded):
                 misfits = misfit_errors(found.places, found.encoded, kind)
-            found.refuse(misfits)
+                if misfits and description.kind and self._was_created_anew():
+                    kind = self._task.description.kind or common_kind(found.encoded)
+                    misfits = misfit_errors(found.places, found.encoded, kind)
+                found.refuse(misfits)
         if self._task.weights and "versions" in self._checks:
             found.refuse(self._unpublished(found, options.policy_version))
         if isinstance(groups, Experience):

@@ -39,7 +39,11 @@ class Share:
         seqs = list(map(str, ids))
         lease = (self.group, self.consumer, self.slot, self.token)
         finish = Finish(*lease, outcome, seqs, reason, samples, ends=False)
-        return self.store.request(finish, lambda reply: _LOSS if reply == "lost" else "")
+        return finish.as_request(
+            self.store.client,
+            self.store.script_keys,
+            lambda reply: _LOSS if reply == "lost" else "",
+        )
 
     def release(self, ids: Sequence[int]) -> None:
         """Do nothing: the groups stay leased to rank 0."""

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast
 import msgspec
 
 from redrb.checks import checked_int
+from redrb.connection.client import Request
 from redrb.connection.deadline import PAGES_S, Deadline, here
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.errors import (
@@ -24,7 +25,6 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.lua.calls import scripted_request
 from redrb.stream.ranks.calls import (
     MOST_RANKS,
     AskRead,
@@ -284,20 +284,17 @@ class Ranks:
     def _payload(self, place: RankStep, ids: Sequence[int]) -> list[Reply]:
         """Return the entries of a part, and let rank 0 know that they were read."""
         asked = self._call(place, self._number + 1)
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            for seq in ids:
-                made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
-            asked.add_to(made, self._store.script_keys, whole=whole)
-            return made
+        made = Pipeline()
+        for seq in ids:
+            made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
+        asked.add_to(made, self._store.script_keys)
 
         def entries(replies: list[Reply]) -> list[Reply]:
             *found, reply = without_errors(replies)
             self._number = asked.read(reply).number
             return [entry for one in found for entry in one]
 
-        return scripted_request(self._store.client, pipeline, entries).result()
+        return Request(self._store.client, made, entries).result()
 
     def _unread(self, world_size: int, number: int) -> str:
         """Wait until all ranks have read a decision; returns why one has not, "" if all have."""

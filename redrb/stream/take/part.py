@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Protocol, Self
 
+from redrb import forks
 from redrb.codec import GroupLayout, parse_group
 from redrb.connection.client import Request
 from redrb.errors import DecodeError, LeaseLost
 from redrb.experience import Status
-from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -105,7 +105,7 @@ class LeasePart:
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     # group -> ending that was asked for, while its reply was missing
     _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
-    _process: object = field(default_factory=mark, init=False)
+    _process: object = field(default_factory=lambda: forks.process, init=False)
 
     def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
@@ -158,7 +158,7 @@ class LeasePart:
 
     def check_own(self) -> None:
         """Raise LeaseLost in a forked process: the lease belongs to its parent."""
-        if self._process is not mark():
+        if self._process is not forks.process:
             raise LeaseLost(
                 task=self.task,
                 ids=self.ids,
