@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from redrb.codec import decode_items, encode_groups, parse_group
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.transport import Replication
@@ -251,7 +253,7 @@ class PartCollector:
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()
-        ids = self._producer.put(replace(batch, parts=claim))
+        ids = self._producer.put(structs.replace(batch, parts=claim))
         return ids[0] if ids else None
 
     def _end(self, parts: UnfinishedGroup, reason: str, error: Exception | None = None) -> None:

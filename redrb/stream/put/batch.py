@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from redrb.codec import EncodedGroup
 from redrb.errors import ConfigError, RedrbError
@@ -46,7 +47,8 @@ NO_VALUES = IndexValues()
 
 def reads_samples(description: TaskDescription, options: PutOptions) -> bool:
     """Return whether `index_values` must look at the samples of groups."""
-    return bool(description.tags or options.tags or description.by_token)
+    by_token = description.staleness.max_token_staleness is not None
+    return bool(description.tags or options.tags or by_token)
 
 
 def index_values(
@@ -60,7 +62,7 @@ def index_values(
     """
     newest, names = None, description.tags
     tags: list[list[TagValue]] = []
-    if description.by_token:
+    if description.staleness.max_token_staleness is not None:
         newest = [_newest_version(group, options.policy_version) for group in groups]
     if names or options.tags:
         tags = [tag_values(names, group, options.tags) for group in groups]
@@ -100,8 +102,7 @@ class Claim(msgspec.Struct, frozen=True):
     outcome: Literal["completed", "delivered", "dropped", "dead"]
 
 
-@dataclass(frozen=True, slots=True)
-class PutBatch:
+class PutBatch(msgspec.Struct, frozen=True):
     """Encoded groups, with the facts that a task may keep beside their bytes.
 
     Attributes:
@@ -123,7 +124,7 @@ class PutBatch:
     values: IndexValues = NO_VALUES
     filtered: int = 0
     expired: int = 0
-    refused: Mapping[int, RedrbError] = field(default_factory=dict)
+    refused: Mapping[int, RedrbError] = {}
     kind: str = ""
     versions: bool = False
     rights: Rights = NO_RIGHTS

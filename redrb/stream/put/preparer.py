@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from redrb.codec import EncodedGroup, check_and_encode_groups

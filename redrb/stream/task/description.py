@@ -79,8 +79,3 @@ class TaskDescription:
         """Whether Redis indexes the policy versions of groups."""
         stalest = self.order is not None and self.order.name == Stalest.name
         return stalest or self.staleness.max_staleness is not None
-
-    @cached_property
-    def by_token(self) -> bool:
-        """Whether groups expire by the newest tokens of their samples."""
-        return self.staleness.max_token_staleness is not None
