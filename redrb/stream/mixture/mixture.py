@@ -21,7 +21,7 @@ from redrb.keys import check_name
 from redrb.scopes import Closing
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
-from redrb.stream.take.endings import end_parts
+from redrb.stream.take.part import end_parts
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
 from redrb.words import counted

@@ -10,9 +10,8 @@ from redrb.connection.client import Request
 from redrb.errors import LeaseLost
 from redrb.stream.take.calls import Finish, Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.endings import Chosen
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import LeasePart
+from redrb.stream.take.part import Chosen, LeasePart
 from redrb.stream.task.store import TaskStore
 
 

@@ -39,9 +39,10 @@ from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, claimed_part
-from redrb.stream.take.taker import Taker, batch_timeout
-from redrb.stream.task.entries import entry_id, first_ids, parse_entries
+from redrb.stream.take.part import Draw
+from redrb.stream.take.taker import Taker, claimed_part
+from redrb.stream.take.unfilled import batch_timeout
+from redrb.stream.task.entries import entry_id, parse_entries
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -254,7 +255,8 @@ class Ranks:
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
         raw = self._payload(place, part.ids)
-        found = dict(parse_entries(raw))
+        entries, first_ids = parse_entries(raw)
+        found = dict(entries)
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."
@@ -271,7 +273,7 @@ class Ranks:
             status=request.take.status,
             incarnation=decision.incarnation,
             draw=draw,
-            first_ids=first_ids(raw),
+            first_ids=first_ids,
             least=len(part.ids),
         )
         if claimed is None:

@@ -15,7 +15,7 @@ from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
 from redrb.lua.calls import Call, Found, Page
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.task.entries import first_ids, parse_entries
+from redrb.stream.task.entries import parse_entries
 from redrb.stream.task.store import TaskStore
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
@@ -153,8 +153,7 @@ class Take(Call[TakeReply], frozen=True):
             return msgspec.structs.replace(reply, held=held)
         if isinstance(payload, ResponseError):
             raise payload
-        raw = payload[0][1] if payload else []
-        entries = parse_entries(raw)
+        entries, first_ids = parse_entries(payload[0][1] if payload else [])
         if reply.members:
             by_id = dict(entries)
             entries = [(seq, by_id[seq]) for seq in map(int, reply.members) if seq in by_id]
@@ -163,7 +162,7 @@ class Take(Call[TakeReply], frozen=True):
             held=held,
             incarnation=incarnation,
             entries=entries,
-            first_ids=first_ids(raw),
+            first_ids=first_ids,
             weights=reply.weights if len(reply.weights) == len(entries) else [],
         )
 
