@@ -385,8 +385,10 @@ class Request(Generic[T]):
             else:
                 self.attempts += 1
                 replies = self._client.exchange(self.pipeline)
-            with suppress(NoScriptError):
+            try:
                 return self._read(replies)
+            except NoScriptError as error:
+                error.with_traceback(None)  # it holds the frames of all callers, and their objects
             return self._read(self._client.exchange(self.pipeline.with_texts()))
         except ResponseError as error:
             name_scripts(error, [*self.pipeline.scripts])
