@@ -50,16 +50,6 @@ def checked_number(name: str, value: object) -> float:
     return number
 
 
-def checked_timeout(timeout: object) -> float | None:
-    """Return seconds to wait, None to wait for ever; raises ConfigError for others."""
-    if timeout is None:
-        return None
-    number = timeout if isinstance(timeout, int | float) else math.nan
-    if isinstance(timeout, bool) or not number >= 0:
-        raise ConfigError(f"timeout={timeout!r:.80}: give seconds, 0 to look once, or None.")
-    return number
-
-
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise ConfigError, with a list of the choices, for a word that is none of them."""
     if value not in choices:

@@ -12,7 +12,8 @@ guard = threading.RLock()
 """Held during each fork: who holds it is never forked in the middle of its work."""
 
 _resets: WeakKeyDictionary[Any, Callable[[Any], None] | None] = WeakKeyDictionary()
-_mark = object()
+process = object()
+"""Stands for this process: a child has another one. Read it as `forks.process`."""
 
 
 def in_child(reset: Callable[[], None]) -> None:
@@ -25,15 +26,10 @@ def in_child(reset: Callable[[], None]) -> None:
     _resets[getattr(reset, "__self__", reset)] = getattr(reset, "__func__", None)
 
 
-def mark() -> object:
-    """Return an object that stands for this process: a child has another one."""
-    return _mark
-
-
 def _start_anew() -> None:
-    global _mark
+    global process
     guard.release()
-    _mark = object()
+    process = object()
     for owner, method in list(_resets.items()):
         if method is None:
             owner()

@@ -147,10 +147,11 @@ class _Key:
         self._name = name
 
     def __get__(self, keys: TaskKeys | TableKeys | WeightKeys, owner: type) -> str:
-        return f"{keys.prefix}{self._name}"
+        name = vars(keys)[self._name] = f"{keys.prefix}{self._name}"  # found there from now on
+        return name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskKeys:
     """Keys of one task.
 
@@ -219,7 +220,7 @@ class TaskKeys:
         return f"{self.prefix}wake:{waiter}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableKeys:
     """Keys of one table: its index on one node, the values of its rows on all of them.
 
@@ -291,7 +292,7 @@ def bucket_of(row: bytes) -> int:
     return crc_hqx(row, 0) % BUCKETS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightKeys:
     """Keys of one published model.
 

@@ -11,7 +11,7 @@ from redrb.errors import DecodeError, RedrbError, StoreError
 
 # ValueError: also broken UTF-8 and JSON. ArithmeticError, OSError: times that no calendar has.
 # RecursionError: JSON of many levels.
-_SIGNS = (
+SIGNS = (
     ValueError,
     TypeError,
     AttributeError,
@@ -20,6 +20,7 @@ _SIGNS = (
     OSError,
     RecursionError,
 )
+"""Errors of the statements that parse a reply, which `Reading` turns into a `StoreError`."""
 
 
 def whole(value: bytes | str | int) -> int:
@@ -45,7 +46,7 @@ class Reading(ContextDecorator):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Raise `StoreError` if parsing has failed."""
-        if isinstance(error, _SIGNS) and not isinstance(error, RedrbError):
+        if isinstance(error, SIGNS) and not isinstance(error, RedrbError):
             raise StoreError(
                 f"{self._what} cannot be read: {error!s:.200}. Redis holds a value that redrb did "
                 "not write: look for programs that write into its keys, and restore the data "

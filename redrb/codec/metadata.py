@@ -20,7 +20,6 @@ from redrb.codec.wire import (
     MAX_TAGS,
     STATUS_CODES,
     STATUSES,
-    one_or_all,
 )
 from redrb.errors import DecodeError, EncodeError
 from redrb.experience.batching import METADATA
@@ -82,7 +81,9 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
     versions = _versions(given, default)
     known = [version for version in versions if version is not None]
     codes = list(map(_status_code, statuses))
-    status = group_status(STATUSES[code] for code in codes)
+    same_version = versions.count(versions[0]) == len(versions)
+    same_status = codes.count(codes[0]) == len(codes)
+    status = STATUSES[codes[0]] if same_status else group_status(STATUSES[code] for code in codes)
     group_id = ids[0]
     if ids.count(group_id) != len(ids):
         other = next(each for each in ids if each != group_id)
@@ -92,7 +93,8 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
         )
     if group_id is not None:
         _checked_id(group_id)
-    tail = _tail(one_or_all(versions), one_or_all(codes), group_id, _tags(tags))
+    version, code = versions[0] if same_version else versions, codes[0] if same_status else codes
+    tail = _tail(version, code, group_id, _tags(tags))
     oldest, newest = (min(known), max(known)) if known else (None, None)
     return Metadata(len(rows), oldest, newest, status, len(tail), _packed(tail), _extras(extras))
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from redrb.codec.layout import GroupLayout, parse_schema
-from redrb.codec.wire import PREFIX
 from redrb.experience.padding import MASKS
 from redrb.unpacking import Reading
 
@@ -36,32 +35,9 @@ def _kind(layout: GroupLayout, names: Collection[str] | None) -> frozenset[Any]:
     )
 
 
-def kind_of(blob: bytes) -> str:
-    """Return the fields and dtypes of an encoded group, masks left out, as a text.
-
-    Groups of different kinds are misfits. Ranks are not part of it: they are deeper in the blob.
-    """
-    return _kind_of_schema(_schema(blob))
-
-
-def of_other_kinds(blobs: Sequence[bytes], kind: str) -> list[int]:
-    """Return the indices of the encoded groups of another kind."""
-    if not blobs:
-        return []
-    # a schema says how long it is, so none begins with another one
-    first, at = _schema(blobs[0]), PREFIX.size
-    unlike = [index for index, blob in enumerate(blobs) if not blob.startswith(first, at)]
-    if _kind_of_schema(first) == kind:
-        return [index for index in unlike if kind_of(blobs[index]) != kind] if unlike else unlike
-    return [index for index, blob in enumerate(blobs) if kind_of(blob) != kind]
-
-
-def _schema(blob: bytes) -> bytes:
-    return blob[PREFIX.size : PREFIX.size + PREFIX.unpack_from(blob)[3]]
-
-
 @lru_cache(maxsize=128)
-def _kind_of_schema(schema: bytes) -> str:
+def kind_of(schema: bytes) -> str:
+    """Return the fields and dtypes that the schema of a group names, masks left out, as a text."""
     named = {each.name: str(each.dtype.tensor) for each in parse_schema(schema)}
     return json.dumps({name: named[name] for name in sorted(named) if name not in MASKS})
 

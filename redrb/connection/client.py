@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from redrb import forks
 from redrb.connection.deadline import EXIT_S, GRACE_S, Deadline, here
 from redrb.connection.failures import (
     is_moving,
@@ -23,9 +24,8 @@ from redrb.connection.lending import Lender, limited, refuse_closed
 from redrb.connection.outage import Outage, shared_outage
 from redrb.connection.transport import SURE_BYTES, Argument, Pipeline, Reply, read_replies
 from redrb.errors import ConfigError, EncodeError, StoreError, StoreUnavailable
-from redrb.forks import mark
 from redrb.scopes import Entered
-from redrb.unpacking import Reading
+from redrb.unpacking import SIGNS, Reading
 
 T = TypeVar("T")
 
@@ -332,7 +332,8 @@ class _Dropped(Exception):
 class Request(Generic[T]):
     """A pipeline that is safe to repeat, and the function that reads its replies.
 
-    The function raises redis-py's exceptions.
+    The function raises redis-py's exceptions, before it changes anything. Where the server lacks a
+    script, the pipeline is sent once more, with the texts of its scripts.
     """
 
     _client: Client
@@ -351,7 +352,7 @@ class Request(Generic[T]):
     def begin(self) -> None:
         """Send it now, once; if the connection breaks, `result` sends it again."""
         self.attempts += 1
-        self._sender = mark()
+        self._sender = forks.process
         self.pipeline.freeze()
         try:
             self._sent = self._client.begin(self.pipeline)
@@ -370,7 +371,7 @@ class Request(Generic[T]):
     def drop(self) -> None:
         """Give up the reply: the server may have done the request or not."""
         sent, self._sent = self._sent, None
-        if sent is not None and self._sender is mark():
+        if sent is not None and self._sender is forks.process:
             sent.drop()
 
     def _attempt(self) -> T:
@@ -379,16 +380,22 @@ class Request(Generic[T]):
         if broke is not None:
             raise broke
         try:
-            if sent is not None and self._sender is mark():
+            if sent is not None and self._sender is forks.process:
                 replies = self.pipeline.named(sent.replies())
             else:
                 self.attempts += 1
                 replies = self._client.exchange(self.pipeline)
-            with Reading("a reply of the server"):
+            try:
                 return self._read(replies)
+            except NoScriptError as error:
+                error.with_traceback(None)  # it holds the frames of all callers, and their objects
+            return self._read(self._client.exchange(self.pipeline.with_texts()))
         except ResponseError as error:
-            name_scripts(error, self.pipeline.scripts)
+            name_scripts(error, [*self.pipeline.scripts])
             raise
+        except SIGNS:
+            with Reading("a reply of the server"):
+                raise
 
 
 _SCANNED = 1000

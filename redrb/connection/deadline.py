@@ -10,8 +10,8 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Self
 
-from redrb.checks import checked_timeout
 from redrb.connection.stop import Stop
+from redrb.errors import ConfigError
 
 GRACE_S = 2.0
 """Time that a server has to answer: it may pause, for a fork or a slow disk."""
@@ -38,6 +38,16 @@ _SHORTEST_S = 0.05
 """Timeout of a socket when the deadline has passed: enough for a server that answers at once."""
 
 _log = logging.getLogger("redrb")
+
+
+def checked_timeout(timeout: object) -> float | None:
+    """Return seconds to wait, None to wait for ever; raises ConfigError for others."""
+    if timeout is None:
+        return None
+    number = timeout if isinstance(timeout, int | float) else math.nan
+    if isinstance(timeout, bool) or not number >= 0:
+        raise ConfigError(f"timeout={timeout!r:.80}: give seconds, 0 to look once, or None.")
+    return number
 
 
 class Deadline:

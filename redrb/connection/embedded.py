@@ -15,10 +15,10 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from redrb import forks
 from redrb.connection.server_program import ServerProgram, dotted, find_server
 from redrb.environment import child_environment
 from redrb.errors import ConfigError, StoreUnavailable
-from redrb.forks import mark
 
 _HEAD_BYTES = 128
 _WRITER = re.compile(rb"(redis|valkey)-ver.(\d+)\.(\d+)\.(\d+)", re.DOTALL)
@@ -119,7 +119,7 @@ class EmbeddedServer:
         self.directory = Path(directory or tempfile.mkdtemp(prefix="redrb-")).absolute()
         self.socket = socket_in(self.directory)
         self._lock = _lock_directory(self.directory)
-        self._owner = mark()
+        self._owner = forks.process
         self._log: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
         self._ended = threading.Event()
@@ -158,7 +158,7 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """End the server; data in a named directory is on disk then. Safe to call twice."""
-        if self._owner is not mark():
+        if self._owner is not forks.process:
             return  # a fork of the owner
         with self._closing:
             if self._process.stdin is not None and not self._process.stdin.closed:

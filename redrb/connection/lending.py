@@ -74,14 +74,18 @@ class Connections:
             refuse_closed()
         idle = self._idle
         connection = self._idle_connection() or self._pool.get_connection()
+        deadline, usual = here(), getattr(connection, "usual_timeout", None)
         try:
-            with limited(connection):
+            if deadline.budget is None and deadline.shortened(usual) == usual:
                 yield connection
+            else:
+                with limited(connection):
+                    yield connection
         except BaseException:
             self._drop(connection)
             self.renew()  # most likely they broke too
             raise
-        budget = here().budget
+        budget = deadline.budget
         # an interrupt may have come after the last reply was read
         if self.closed or (budget is not None and not budget.left_s):
             self._drop(connection)

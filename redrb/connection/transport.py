@@ -7,7 +7,8 @@ which sends 15 KB payloads about 1.7 times as fast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, Self, TypeAlias
 
 import redis
 from hiredis import pack_command
@@ -37,14 +38,16 @@ class Pipeline:
     Attributes:
         commands: Number of commands.
         largest: Bytes of the largest argument, as far as it is larger than `SURE_BYTES`.
-        scripts: SHA-1 of each script among them.
+        scripts: The text of each script among them, by its SHA-1.
     """
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
+        self._size = 0  # bytes of all parts
+        self._called: list[tuple[int, str]] = []  # where a script is called, and its SHA-1
         self.commands = 0
         self.largest = 0
-        self.scripts: list[str] = []
+        self.scripts: dict[str, str] = {}
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""
@@ -52,7 +55,28 @@ class Pipeline:
         if len(command) > SURE_BYTES:
             self._note(max(len(each) for each in arguments if isinstance(each, bytes | str)))
         self._parts.append(command)
+        self._size += len(command)
         self.commands += 1
+
+    def add_script(self, sha: str, text: str, *arguments: Argument) -> None:
+        """Append the call of a script by its SHA-1.
+
+        In a transaction, a script that Redis lacks fails after the other commands were done.
+        """
+        self.scripts[sha] = text
+        self._called.append((self._size, sha))
+        self.add("EVALSHA", sha, *arguments)
+
+    def with_texts(self) -> Self:
+        """Let all scripts go with their texts; the pipeline may have been sent before."""
+        sent = self.freeze()
+        for begin, sha in reversed(self._called):
+            word = b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha.encode()
+            at, text = sent.index(word, begin), self.scripts[sha].encode()
+            whole = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(text), text)
+            sent = b"".join((sent[:at], whole, sent[at + len(word) :]))
+        self._parts, self._called, self._size = [sent], [], len(sent)
+        return self
 
     def add_payload(
         self, head: bytes, arguments: int, parts: Iterable[bytes | memoryview], nbytes: int
@@ -69,6 +93,7 @@ class Pipeline:
         self._note(nbytes)
         self._parts += parts
         self._parts.append(_CRLF)
+        self._size += len(before) + nbytes + len(_CRLF)
         self.commands += 1
 
     def add_values(self, values: Iterable[tuple[str, Iterable[bytes | memoryview], int]]) -> None:
@@ -77,13 +102,16 @@ class Pipeline:
         count = 1
         for key, value, nbytes in values:
             name = key.encode()
-            parts.append(b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes))
+            head = b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+            parts.append(head)
             self._note(nbytes)
             parts += value
             parts.append(_CRLF)
             count += 2
-        self._parts.append(b"*%d\r\n$4\r\nMSET\r\n" % count)
-        self._parts += parts
+            self._size += len(head) + nbytes + len(_CRLF)
+        command = b"*%d\r\n$4\r\nMSET\r\n" % count
+        self._parts += [command, *parts]
+        self._size += len(command)
         self.commands += 1
 
     def _note(self, nbytes: int) -> None:
@@ -159,6 +187,7 @@ class Replication:
             )
 
 
+@lru_cache(maxsize=256)
 def packed(*arguments: Argument) -> bytes:
     """Return arguments in the form that commands carry them, for `Pipeline.add_payload`."""
     return _packed_command(arguments).partition(_CRLF)[2]  # without the number of arguments

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 from redis.exceptions import NoScriptError, ResponseError
@@ -28,7 +28,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redrb.connection import Client
 from redrb.connection.client import Request
 from redrb.connection.failures import name_scripts
-from redrb.connection.transport import Argument, Pipeline, Reply
+from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.lua import scripts
 from redrb.unpacking import Reading, unpack
 
@@ -45,15 +45,20 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
 
     script: ClassVar[str]
 
-    def add_to(self, pipeline: Pipeline, keys: list[Argument], *beside: bytes, whole: bool) -> None:
-        """Append this call to a pipeline, with the script's SHA-1, or its text.
+    def add_to(self, pipeline: Pipeline, keys: list[Argument], *beside: bytes) -> None:
+        """Append this call to a pipeline."""
+        script, record = scripts.load(self.script), msgspec.msgpack.encode(self)
+        pipeline.add_script(script.sha, script.text, len(keys), *keys, record, *beside)
 
-        In a transaction, a script that Redis lacks would fail after the other commands were done.
-        """
-        script = scripts.load(self.script)
-        called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
-        pipeline.add(*called, len(keys), *keys, msgspec.msgpack.encode(self), *beside)
-        pipeline.scripts.append(script.sha)
+    def as_request(
+        self, client: Client, keys: list[Argument], read: Callable[[R], T]
+    ) -> Request[T]:
+        """Return the request that runs the script; `read` turns its reply into the result."""
+        pipeline = Pipeline()
+        self.add_to(pipeline, keys)
+        return Request(
+            client, pipeline, lambda replies: read(self.read(without_errors(replies)[0]))
+        )
 
     def read(self, reply: Reply) -> R:
         """Return the record of a reply; raises ValueError if it is damaged."""
@@ -116,33 +121,3 @@ class Found(Page, frozen=True):
 def _decoder(call: type[Call[Any]]) -> msgspec.msgpack.Decoder[Any]:
     (reply,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
     return msgspec.msgpack.Decoder(reply, strict=False)
-
-
-class BuildPipeline(Protocol):
-    """Makes the pipeline of a request."""
-
-    def __call__(self, *, whole: bool) -> Pipeline:
-        """Return a pipeline of calls that `Call.add_to` appends, with this `whole`."""
-
-
-def scripted_request(
-    client: Client,
-    build: BuildPipeline,
-    read: Callable[[list[Reply]], T],
-    *,
-    whole: bool = False,
-) -> Request[T]:
-    """Return a request that runs scripts; where the server lacks one it is sent with their texts.
-
-    Args:
-        read: Turns the replies into the result; raises redis-py's exceptions.
-        whole: Send the texts the first time.
-    """
-
-    def result(replies: list[Reply]) -> T:
-        inside = (each for reply in replies if isinstance(reply, list) for each in reply)
-        if any(isinstance(each, NoScriptError) for each in (*replies, *inside)):
-            replies = client.exchange(build(whole=True))
-        return read(replies)
-
-    return Request(client, build(whole=whole), result)

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from redrb.connection import Client
 from redrb.connection.deadline import EXIT_S, Deadline
 from redrb.errors import StoreError
+from redrb.stream.announcement import end_unended
 from redrb.stream.take.read_ahead import ReadAhead
-from redrb.stream.worker import end_unended
 
 T = TypeVar("T")
 

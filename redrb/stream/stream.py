@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from redrb.checks import check_choice, checked_int, checked_number, checked_timeout
+from redrb.checks import MOST, check_choice, checked_int, checked_number
 from redrb.connection import Client, check_client
-from redrb.connection.deadline import Deadline
+from redrb.connection.deadline import Deadline, checked_timeout
 from redrb.connection.transport import Replication
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
@@ -502,10 +502,10 @@ class ExperienceStream(OpenTask, Closing):
         request = self._take_request(count, at_least, status, where)
         if not (ack is None or isinstance(ack, Lease)):
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
-        seconds = checked_timeout(timeout)
         if rank is None and world_size is None and step is None and balance is None:
-            with Deadline(seconds), self.worker.steps.fetching():
+            with Deadline(timeout), self.worker.steps.fetching():
                 return self._taker.take(request, ack)
+        seconds = checked_timeout(timeout)
         place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
@@ -667,7 +667,8 @@ class ExperienceStream(OpenTask, Closing):
             return self._producer.put(batch) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         return self._prepare_groups(groups, options)
 
     def _take_request(
@@ -677,7 +678,15 @@ class ExperienceStream(OpenTask, Closing):
         status: AnyStatus,
         where: Mapping[str, Any] | None,
     ) -> TakeRequest:
-        self._check_open()
+        if self._closed:
+            self._check_open()
+        if (
+            type(count) is int
+            and 0 < count <= MOST
+            and at_least is None is where
+            and status is Status.COMPLETED
+        ):
+            return TakeRequest(count, count)
         most, least = checked_least(count, at_least)
         request = TakeRequest(most, least, checked_status(status), self._query(where))
         order = self._task.description.order

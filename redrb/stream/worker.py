@@ -13,104 +13,88 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
-
-import msgspec
-from msgspec import Meta
+from typing import Any, Protocol
 
 from redrb import __version__
-from redrb.errors import StoreDenied, StoreError
+from redrb.errors import StoreDenied
 from redrb.experience.faults import newest_fault
 from redrb.forks import in_child
 from redrb.processes import process_name
+from redrb.stream.announcement import (
+    MOST_FAULT,
+    MOST_METRICS,
+    MOST_NAME,
+    Announcement,
+    Role,
+    WaitsFor,
+    WorkerEnd,
+    packed,
+)
 from redrb.stream.heartbeat import Heartbeat, period_s
-from redrb.stream.steps import Steps
 from redrb.stream.task.calls import Announce
 from redrb.stream.task.task import Task
 
-Role: TypeAlias = Literal["maker", "trainer", "stage"]
-"""What a worker does with a task: it puts, takes, or does both."""
-
-WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights", "engine"]
-"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights, an
-inference server that is away."""
-
 _log = logging.getLogger("redrb")
-MOST_BYTES = 2048
-"""Most bytes of an announcement; metrics, then the fault, are left out of a larger one."""
 
-MOST_METRICS = 16
-EQUAL_REWARDS = "equal_rewards"
-"""Metric of trainers: steps until now in each of which all samples had the same reward."""
-
-_MOST_NAME = 64
-_MOST_FAULT = 200
-_LARGEST = sys.float_info.max
-
-Name: TypeAlias = Annotated[str, Meta(max_length=128)]
-
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LARGEST)]
-
-Figure: TypeAlias = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+_SHARE = 0.98
+"""Share of the longest step that is left after another one: 34 steps halve it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement:
-    """What a worker says of itself; anything else is refused by those who read it.
+class Steps:
+    """The steps of one worker: each lasts from its batch to the request for the next one.
+
+    Any thread may note a step; with several that train at once, the newest step counts.
 
     Attributes:
-        label: Name that its owner gave it, such as "maker-1"; "": none.
-        program: Module of `python -m`, or file name, of its program, such as "train.py".
-        period_s: Seconds between two announcements.
-        lease_s: Seconds without one after which its leases are taken over.
-        weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
-        groups: Groups that it has put, or acknowledged, since it began.
-        filtered: Groups that it has filtered since the last one that it has put.
-        fault: Why the last group was filtered; "": not known, as by a filter of the user.
-        leased: Groups that it leases.
-        rights: Rights to begin groups that it holds.
-        waits_s: Seconds for which it has waited.
-        step_s: Seconds for which its step has lasted: since it got a batch, or since the step
-            before has ended; 0 between two steps.
-        usual_step_s: Its longest step of late; 0 before its first one has ended.
-        step_limit_s: Seconds after which its owner says that a step hangs; 0: not given.
-        steps, steps_s: Steps that have ended, and the seconds that they lasted.
-        metrics: Newest figures, such as "reward" and "loss".
-        ended: Whether it has ended.
+        limit_s: Seconds after which a step hangs; 0: as its steps before show.
+        usual_s: Longest step of late: after each further step it counts less; 0 before the first.
+        ended: Steps that have ended.
+        total_s: Seconds that they lasted.
     """
 
-    role: Role
-    label: Name = ""
-    host: Name = ""
-    pid: Count = 0
-    program: Name = ""
-    redrb: Name = ""
-    period_s: Seconds = 0.0
-    lease_s: Seconds = 0.0
-    uptime_s: Seconds = 0.0
-    weights_name: Name = ""
-    weight_version: Count = 0
-    groups: Count = 0
-    samples: Count = 0
-    filtered: Count = 0
-    fault: Annotated[str, Meta(max_length=_MOST_FAULT)] = ""
-    leased: Count = 0
-    rights: Count = 0
-    waits_for: WaitsFor = ""
-    waits_s: Seconds = 0.0
-    step_s: Seconds = 0.0
-    usual_step_s: Seconds = 0.0
-    step_limit_s: Seconds = 0.0
-    steps: Count = 0
-    steps_s: Seconds = 0.0
-    metrics: Annotated[Mapping[Name, Figure], Meta(max_length=MOST_METRICS)] = field(
-        default_factory=dict
-    )
-    ended: bool = False
+    def __init__(self, limit_s: float = 0.0) -> None:
+        self.limit_s, self.usual_s = limit_s, 0.0
+        self.ended, self.total_s = 0, 0.0
+        self._thread = threading.local()
+        self._began: float | None = None
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds since the step began; 0 between two steps."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """Note that the step has ended, if one had begun."""
+        if self._began is not None:
+            lasted_s, self._began = self.lasted_s, None
+            self.usual_s = max(lasted_s, _SHARE * self.usual_s)
+            self.ended, self.total_s = self.ended + 1, self.total_s + lasted_s
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Note in this block, which takes a batch in any number of takes, that no step runs."""
+        if getattr(self._thread, "is_ahead", False):
+            yield
+            return
+        self.end()
+        with self.ahead():
+            yield
+        self.begin()
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Note no takes of this thread in this block; the caller notes the batch itself."""
+        self._thread.is_ahead = True
+        try:
+            yield
+        finally:
+            self._thread.is_ahead = False
 
 
 class Holding(Protocol):
@@ -242,7 +226,7 @@ class Worker:
         said = self._said(now)
         self.end.note(said)
         self._announced = now
-        return _packed(said)
+        return packed(said)
 
     def beat(self) -> None:
         """Announce it, unless another heartbeat has just done so."""
@@ -283,20 +267,20 @@ class Worker:
         fault = newest_fault() if filtered else None
         return Announcement(
             role=self.role or ("trainer" if self._takes else "maker"),
-            label=self.label[:_MOST_NAME],
-            host=socket.gethostname()[:_MOST_NAME],
+            label=self.label[:MOST_NAME],
+            host=socket.gethostname()[:MOST_NAME],
             pid=self._pid,
-            program=_program()[:_MOST_NAME],
+            program=_program()[:MOST_NAME],
             redrb=__version__,
             period_s=self.period_s,
             lease_s=self._lease_ms / 1000,
             uptime_s=now - self._began,
-            weights_name=self.weights_name[:_MOST_NAME],
+            weights_name=self.weights_name[:MOST_NAME],
             weight_version=max(self.weight_version, 0),
             groups=groups,
             samples=samples,
             filtered=filtered,
-            fault=str(fault or "")[:_MOST_FAULT],
+            fault=str(fault or "")[:MOST_FAULT],
             leased=_held(self._leases),
             rights=_held(self._rights),
             waits_for=waits[0] if waits else "",
@@ -308,56 +292,6 @@ class Worker:
             steps_s=self.steps.total_s,
             metrics=dict(itertools.islice(_figures(self.metrics), MOST_METRICS)),
         )
-
-
-class WorkerEnd:
-    """The end of a worker, which is announced once, also when the worker itself is gone."""
-
-    def __init__(self, task: Task, name: str) -> None:
-        """Note a worker that has announced nothing yet."""
-        self._task, self._name = task, name
-        self._said: Announcement | None = None
-        in_child(self.forget)
-
-    def note(self, said: Announcement) -> None:
-        """Note an announcement, after which the end must be announced."""
-        self._said = said
-        _unended.add(self)
-
-    def forget(self) -> None:
-        """Announce no end."""
-        self._said = None
-        _unended.discard(self)
-
-    def announce(self) -> None:
-        """Announce the end, if anything was announced; while Redis is away nothing is said."""
-        said = self._said
-        self.forget()
-        if said is None:
-            return
-        said = replace(said, leased=0, rights=0, waits_for="", waits_s=0.0, step_s=0.0, ended=True)
-        try:
-            self._task.store.call(Announce(self._name, ended=True), _packed(said))
-        except StoreError as error:  # those who look see it fall silent
-            _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
-
-
-_unended: set[WorkerEnd] = set()
-
-
-def end_unended() -> None:
-    """Announce the ends of all workers of this process, which ends."""
-    for end in list(_unended):
-        end.announce()
-
-
-def _packed(said: Announcement) -> bytes:
-    smaller: dict[str, Any]
-    for smaller in ({}, {"metrics": {}}, {"metrics": {}, "fault": ""}):
-        packed = msgspec.msgpack.encode(replace(said, **smaller))
-        if len(packed) <= MOST_BYTES:
-            break
-    return packed
 
 
 def _program() -> str:
@@ -379,4 +313,4 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         except (TypeError, ValueError, RuntimeError):  # a text, or a tensor of several elements
             continue
         if math.isfinite(figure):
-            yield str(name)[:_MOST_NAME], figure
+            yield str(name)[:MOST_NAME], figure

@@ -18,7 +18,7 @@ from redrb.connection.transport import Pipeline, Replication, Reply, without_err
 from redrb.errors import ConfigError, OutcomeUnknown, StaleRun, StoreError, UnknownTask
 from redrb.forks import in_child
 from redrb.keys import TableKeys
-from redrb.lua.calls import Call, R, scripted_request
+from redrb.lua.calls import Call, R
 from redrb.lua.pages import PAGES
 from redrb.lua.records import Segment, columns_of, read_record, sizes_of, value_of
 from redrb.registry import Registry
@@ -190,17 +190,14 @@ class Index:
         Without these it is no transaction: at its memory limit a server refuses every one.
         """
         replication = self.replication
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            if before is not None:
-                made = self.client.transaction(f"{self.keys.prefix}none")
-                before(made)
-            call.add_to(made, [self.keys.stream], *beside, whole=whole)
-            if before is not None:
-                made.add("EXEC")
-            replication.add_to(made)
-            return made
+        made = Pipeline()
+        if before is not None:
+            made = self.client.transaction(f"{self.keys.prefix}none")
+            before(made)
+        call.add_to(made, [self.keys.stream], *beside)
+        if before is not None:
+            made.add("EXEC")
+        replication.add_to(made)
 
         def result(replies: list[Reply]) -> R:
             done, confirmed = replication.divide(replies)
@@ -210,7 +207,7 @@ class Index:
                 replication.check(confirmed)
             return reply
 
-        return scripted_request(self.client, pipeline, result)
+        return Request(self.client, made, result)
 
     def change(
         self,

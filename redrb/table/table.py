@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from redrb.checks import check_choice, checked_int, checked_int_or_none, checked_timeout
+from redrb.checks import check_choice, checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import Deadline, here
 from redrb.errors import (
@@ -233,7 +233,7 @@ class Table:
         if not rows:
             return self._index.newest_change()
         upload = Upload(self._client, self._index, rows, names, cells, packed)
-        with Deadline(checked_timeout(timeout)):
+        with Deadline(timeout):
             try:
                 done = self._index.change(upload.request, upload.refused)
             except StoreUnavailable:
@@ -320,7 +320,7 @@ class Table:
             UnknownTask: It was deleted, and opened with `create=False`.
         """
         waiter, after = uuid.uuid4().hex, checked_int("since", since)
-        with Deadline(checked_timeout(timeout)):
+        with Deadline(timeout):
             while True:
                 last = here().over
                 newest = self._index.newest_change(waiter, after, self._index.ttl_ms)
@@ -449,7 +449,7 @@ class Table:
             StaleRun: A newer run of the table has begun.
             ConfigError: The task is not registered, or is with other columns or group sizes.
         """
-        with Deadline(checked_timeout(timeout)):
+        with Deadline(timeout):
             claims = self._claims.open(task, columns, group_size)
             try:
                 return claims.take(count, at_least, timeout)

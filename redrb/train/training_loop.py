@@ -26,7 +26,7 @@ from redrb.errors import (
 )
 from redrb.experience import Experience
 from redrb.stream import Lease
-from redrb.stream.worker import EQUAL_REWARDS
+from redrb.stream.announcement import EQUAL_REWARDS
 from redrb.train.callbacks import TrainerCallback
 from redrb.train.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.train.fresh_batches import FitEnded, FreshBatches, reject_incomplete

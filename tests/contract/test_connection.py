@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
@@ -13,7 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from redis.exceptions import BusyLoadingError, RedisError, ResponseError, TryAgainError
+from redis.exceptions import (
+    BusyLoadingError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as Broken
 
 import redrb
@@ -44,6 +51,30 @@ def test_a_pipeline_answers_in_order_and_keeps_errors_as_items(client, namespace
     assert stored == b"OK"
     assert isinstance(error, ResponseError)
     assert (length, value) == (13, b"text and more")
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("sent_before", [False, True])
+def test_scripts_go_by_their_sums_or_with_their_texts_and_payload_is_not_touched(
+    client, namespace, sent_before
+):
+    text = "return {KEYS[1], ARGV[1]} -- %s"
+    first, second = (text % f"{namespace} {number}" for number in range(2))
+    sums = [hashlib.sha1(each.encode()).hexdigest() for each in (first, second)]
+    called = b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sums[0].encode()
+    pipeline, odd = Pipeline(), called + sums[1].encode()
+    pipeline.add_values([(namespace, [odd, memoryview(odd)], 2 * len(odd))])
+    pipeline.add_payload(packed("APPEND", namespace), 3, [odd], len(odd))
+    pipeline.add_script(sums[0], first, 1, namespace, odd)
+    pipeline.add("GET", namespace)
+    pipeline.add_script(sums[1], second, 1, namespace, odd)
+    if sent_before:
+        _, _, missing, _, missing_too = client.exchange(pipeline)
+        assert {type(missing), type(missing_too)} == {NoScriptError}
+    _, _, *replies = client.exchange(pipeline.with_texts())
+    answer = [namespace.encode(), odd]
+    assert replies == [answer, 3 * odd, answer]
+    assert client.exchange(pipeline)[2:] == replies, "it is sent again"
 
 
 @pytest.mark.every_server

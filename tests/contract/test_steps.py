@@ -11,7 +11,7 @@ import pytest
 
 from redrb import ExperienceStream, Mixture
 from redrb.stream.feeding import ExperienceLoader
-from redrb.stream.steps import Steps
+from redrb.stream.worker import Steps
 from tests.samples import numbered
 
 
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("redrb.stream.steps.time", clock)
+    monkeypatch.setattr("redrb.stream.worker.time", clock)
     return clock
 
 

@@ -14,7 +14,6 @@ from redrb.stream.take.calls import Finish
 from redrb.stream.take.lease import Lease
 from redrb.stream.task import groups as stored_groups
 from redrb.stream.task.calls import DropGroup
-from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -46,25 +45,23 @@ class Endings:
 def endings(monkeypatch, pages):
     pages(ended=PAGE, failed=PAGE)
     seen = Endings()
-    ask = TaskStore.request
+    ask = Finish.as_request
 
-    def recorded(self, call, read):
-        request = ask(self, call, read)
-        if not isinstance(call, Finish):
-            return request
+    def recorded(call, client, keys, read):
+        request = ask(call, client, keys, read)
         result = request.result
 
         def noted(**options):
             seen.sent.append(call)
             if seen.twice:
-                ask(self, call, str).result()
+                ask(call, client, keys, str).result()
             seen.before(len(seen.sent))
             return result(**options)
 
         monkeypatch.setattr(request, "result", noted)
         return request
 
-    monkeypatch.setattr(TaskStore, "request", recorded)
+    monkeypatch.setattr(Finish, "as_request", recorded)
     return seen
 
 

@@ -12,8 +12,8 @@ from redrb.checks import (
     checked_int,
     checked_int_or_none,
     checked_number,
-    checked_timeout,
 )
+from redrb.connection.deadline import checked_timeout
 from redrb.errors import ConfigError
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 
-from redrb.forks import guard, in_child, mark
+from redrb import forks
+from redrb.forks import guard, in_child
 from tests.scenes import holds_in_a_child
 
 
@@ -37,9 +38,9 @@ def test_a_child_of_a_child_begins_anew_once_more():
 
 
 def test_the_mark_of_a_child_is_its_own():
-    before = mark()
-    assert holds_in_a_child(lambda: mark() is not before)
-    assert mark() is before
+    before = forks.process
+    assert holds_in_a_child(lambda: forks.process is not before)
+    assert forks.process is before
 
 
 def test_a_fork_waits_for_the_guard_and_its_child_can_take_it():

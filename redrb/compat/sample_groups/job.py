@@ -10,7 +10,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, NamedTuple
 
-from redrb.checks import checked_int, checked_timeout
+from redrb.checks import checked_int
 from redrb.compat.sample_groups.generation import Generation, acknowledge, release_all
 from redrb.compat.sample_groups.packing import (
     check_size,
@@ -21,6 +21,7 @@ from redrb.compat.sample_groups.packing import (
 )
 from redrb.compat.sample_groups.trained import TrainedFiles
 from redrb.connection import connect
+from redrb.connection.deadline import checked_timeout
 from redrb.environment import PREFIX, variable
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import BufferItem

@@ -11,8 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from redrb.checks import checked_int, checked_timeout
+from redrb.checks import checked_int
 from redrb.compat.torchrl.records import INDEX, samples_of, tensordict_of
+from redrb.connection.deadline import checked_timeout
 from redrb.errors import ConfigError, RecordError
 from redrb.stream import ExperienceStream, Lease
 

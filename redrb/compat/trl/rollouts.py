@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 from accelerate import DistributedType
 from transformers import TrainerCallback
 
-from redrb.checks import check_choice, checked_int, checked_timeout
+from redrb.checks import check_choice, checked_int
 from redrb.compat.trl.held_leases import HeldLeases
 from redrb.compat.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.connection.deadline import checked_timeout
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem
 from redrb.scopes import Entered

@@ -12,9 +12,9 @@ import msgspec
 from redrb.checks import check_choice, checked_int
 from redrb.codec.wire import MAX_SAMPLES
 from redrb.connection.client import Request
-from redrb.connection.transport import Pipeline, Replication, Reply, packed
+from redrb.connection.transport import Replication, Reply, packed
 from redrb.errors import ConfigError
-from redrb.lua.calls import Call, scripted_request
+from redrb.lua.calls import Call
 from redrb.stream.arguments import checked_period_ms
 from redrb.stream.put.batch import Claim
 from redrb.stream.put.calls import transaction_results
@@ -170,14 +170,11 @@ class AddPart(Call[PartReply], frozen=True):
         """
         field = blob_field(self.part.index, self.part.key)
         head = packed("HSETNX", store.keys.part_blobs, field)
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = store.client.transaction(store.keys.none)
-            made.add_payload(head, 4, [blob], len(blob))
-            self.add_to(made, store.script_keys, whole=whole)
-            made.add("EXEC")
-            replication.add_to(made)
-            return made
+        made = store.client.transaction(store.keys.none)
+        made.add_payload(head, 4, [blob], len(blob))
+        self.add_to(made, store.script_keys)
+        made.add("EXEC")
+        replication.add_to(made)
 
         def result(replies: list[Reply]) -> PartReply:
             done, confirmed = replication.divide(replies)
@@ -186,7 +183,7 @@ class AddPart(Call[PartReply], frozen=True):
                 replication.check(confirmed)
             return reply
 
-        return scripted_request(store.client, pipeline, result, whole=whole)
+        return Request(store.client, made.with_texts() if whole else made, result)
 
 
 class DueParts(msgspec.Struct, frozen=True):

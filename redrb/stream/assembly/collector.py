@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from redrb.codec import decode_items, encode_groups, kind_of, parse_group
+from msgspec import structs
+
+from redrb.codec import decode_items, encode_groups, parse_group
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.transport import Replication
 from redrb.errors import (
@@ -159,11 +161,11 @@ class PartCollector:
     def _stored(
         self, part: GroupPart, batch: PutBatch, rights: Rights, options: PutOptions
     ) -> PartReply:
-        blob, finished = batch.groups[0].blob, False
+        [group], finished = batch.groups, False
         while True:
             add = AddPart(
                 part,
-                kind_of(blob) if batch.kind else "",
+                group.kind if batch.kind else "",
                 GRACE_MS,
                 self._task.description.incarnation,
                 rights.series,
@@ -172,7 +174,7 @@ class PartCollector:
                 tags=json.dumps(dict(options.tags)) if options.tags else None,
             )
             first, self._known = not self._known, True  # it brings the text of the script
-            request = add.storing(self._task.store, blob, self._replication, whole=first)
+            request = add.storing(self._task.store, group.blob, self._replication, whole=first)
             reply = request.result()
             if reply.outcome == "gone":
                 self._task.reopen(refused_here=True)
@@ -251,7 +253,7 @@ class PartCollector:
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()
-        ids = self._producer.put(replace(batch, parts=claim))
+        ids = self._producer.put(structs.replace(batch, parts=claim))
         return ids[0] if ids else None
 
     def _end(self, parts: UnfinishedGroup, reason: str, error: Exception | None = None) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import torch
 
-from redrb.checks import checked_int, checked_int_or_none, checked_timeout
+from redrb.checks import checked_int, checked_int_or_none
+from redrb.connection.deadline import checked_timeout
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import Experience, Status
 from redrb.experience.records import Side

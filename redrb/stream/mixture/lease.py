@@ -12,7 +12,6 @@ from redrb.experience.records import Scalar
 from redrb.stream import Lease
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.take.cause import NO_CAUSE
-from redrb.stream.take.endings import Chosen
 from redrb.stream.take.forwarding import (
     ForwardedGroup,
     ForwardOptions,
@@ -21,6 +20,7 @@ from redrb.stream.take.forwarding import (
     store_in_turn,
 )
 from redrb.stream.take.lease import PartsLease, select
+from redrb.stream.take.part import Chosen
 
 ForwardedByTask: TypeAlias = (
     Sequence[ForwardedGroup] | Mapping[str, Mapping[int, ForwardedGroup]] | Experience

@@ -22,7 +22,7 @@ from redrb.scopes import Closing
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.options import LEASE_MS
-from redrb.stream.take.endings import end_parts
+from redrb.stream.take.part import end_parts
 from redrb.stream.take.rollout_reading import GroupReader
 from redrb.words import counted
 

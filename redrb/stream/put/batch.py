@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import msgpack
 import msgspec
+from msgspec.structs import replace
 
 from redrb.codec import EncodedGroup
 from redrb.errors import ConfigError, RedrbError
 from redrb.experience import Status
 from redrb.stream.orders import Fifo, GroupFacts, checked_score
-from redrb.stream.put.options import NO_SOURCES, PutOptions, Sources
+from redrb.stream.put.options import NO_OPTIONS, NO_SOURCES, PutOptions, Sources
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.tags import TagValue, tag_values
@@ -47,7 +47,8 @@ NO_VALUES = IndexValues()
 
 def reads_samples(description: TaskDescription, options: PutOptions) -> bool:
     """Return whether `index_values` must look at the samples of groups."""
-    return bool(description.tags or options.tags or description.by_token)
+    by_token = description.staleness.max_token_staleness is not None
+    return bool(description.tags or options.tags or by_token)
 
 
 def index_values(
@@ -61,7 +62,7 @@ def index_values(
     """
     newest, names = None, description.tags
     tags: list[list[TagValue]] = []
-    if description.by_token:
+    if description.staleness.max_token_staleness is not None:
         newest = [_newest_version(group, options.policy_version) for group in groups]
     if names or options.tags:
         tags = [tag_values(names, group, options.tags) for group in groups]
@@ -87,9 +88,6 @@ def _newest_token(item: BufferItem, default: int | None) -> int | None:
     return None if newest == -1 else newest  # below -1 are tokens that are older than all others
 
 
-NO_OPTIONS = PutOptions()
-
-
 class Claim(msgspec.Struct, frozen=True):
     """Says which parts are to become a group, or to be removed.
 
@@ -104,8 +102,7 @@ class Claim(msgspec.Struct, frozen=True):
     outcome: Literal["completed", "delivered", "dropped", "dead"]
 
 
-@dataclass(frozen=True, slots=True)
-class PutBatch:
+class PutBatch(msgspec.Struct, frozen=True):
     """Encoded groups, with the facts that a task may keep beside their bytes.
 
     Attributes:
@@ -114,7 +111,7 @@ class PutBatch:
         expired: Groups that their producer found too stale, and keeps back.
         refused: The error of each group that cannot be stored, by its index in the put; in
             `groups` are the others.
-        kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
+        kind: Kind of the completed groups, see `EncodedGroup.kind`; "" if that is not checked.
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
@@ -127,7 +124,7 @@ class PutBatch:
     values: IndexValues = NO_VALUES
     filtered: int = 0
     expired: int = 0
-    refused: Mapping[int, RedrbError] = field(default_factory=dict)
+    refused: Mapping[int, RedrbError] = {}
     kind: str = ""
     versions: bool = False
     rights: Rights = NO_RIGHTS
@@ -190,7 +187,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
+    priority, values, pack = batch.options.priority, batch.values, msgspec.msgpack.encode
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
     rights = batch.rights.numbers or [None] * len(batch.groups)
@@ -198,10 +195,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
     packed = []
     for group, token, group_tags, right in zip(batch.groups, newest, tags, rights, strict=True):
         version, status = group.policy_version, group.status
-        facts: dict[str, Any] = {
-            "size": group.nbytes,
-            "samples": group.samples,
-        }
+        facts: dict[str, Any] = {"size": len(group.blob), "samples": group.samples}
         if status is not Status.COMPLETED:
             facts["status"] = status.value
         if not by_arrival:

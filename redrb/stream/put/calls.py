@@ -13,9 +13,9 @@ import msgspec
 
 from redrb.codec import EncodedGroup
 from redrb.connection.client import Request
-from redrb.connection.transport import Pipeline, Replication, Reply, packed, without_errors
+from redrb.connection.transport import Replication, Reply, packed, without_errors
 from redrb.errors import StoreError
-from redrb.lua.calls import Call, Found, scripted_request
+from redrb.lua.calls import Call, Found
 from redrb.stream.put.batch import Claim
 from redrb.stream.task.entries import ID_BASE
 from redrb.stream.task.store import TaskStore
@@ -116,17 +116,14 @@ class Put(Call[PutReply], frozen=True):
                 attempt removes the entries of this one.
         """
         head = packed("XADD", store.keys.stream, "NOMKSTREAM", "*", "g")
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = store.client.transaction(store.keys.none)
-            if evict is not None:
-                evict.add_to(made, store.script_keys, whole=whole)
-            for group in groups:
-                made.add_payload(head, 6, [group.blob], group.nbytes)
-            self.add_to(made, store.script_keys, *facts, whole=whole)
-            made.add("EXEC")
-            replication.add_to(made)
-            return made
+        made = store.client.transaction(store.keys.none)
+        if evict is not None:
+            evict.add_to(made, store.script_keys)
+        for group in groups:
+            made.add_payload(head, 6, [group.blob], len(group.blob))
+        self.add_to(made, store.script_keys, *facts)
+        made.add("EXEC")
+        replication.add_to(made)
 
         def result(replies: list[Reply]) -> PutReply:
             done, confirmed = replication.divide(replies)
@@ -142,7 +139,7 @@ class Put(Call[PutReply], frozen=True):
                 replication.check(confirmed)
             return reply
 
-        return scripted_request(store.client, pipeline, result, whole=whole)
+        return Request(store.client, made.with_texts() if whole else made, result)
 
 
 class Evict(Call[Found], frozen=True):

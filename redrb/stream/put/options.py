@@ -110,6 +110,8 @@ class PutOptions:
         admission: RightsSource | None = None,
     ) -> PutOptions:
         """Return the options that users gave; raises ConfigError if one is not usable."""
+        if all(each is None for each in (policy_version, priority, status, tags, admission)):
+            return NO_OPTIONS
         if not (tags is None or isinstance(tags, Mapping)):
             raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
         if not (admission is None or isinstance(admission, RightsSource)):
@@ -121,3 +123,6 @@ class PutOptions:
             tags=tags,
             admission=admission,
         )
+
+
+NO_OPTIONS = PutOptions()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from redrb.connection.client import Request
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.calls import Put, PutReply
+from redrb.stream.put.rights import NO_RIGHTS
 from redrb.stream.task.description import TaskDescription
 
 CHUNK_GROUPS = 32
@@ -95,7 +96,7 @@ class PendingPut:
             revision=batch.revision,
             status=statuses.pop() if len(statuses) == 1 else "",
             kind="" if batch.kind == description.kind else batch.kind,
-            rights=batch.rights.record(),
+            rights=None if batch.rights is NO_RIGHTS else batch.rights.record(),
             sources=batch.sources.record(),
             parts=batch.parts,
         )

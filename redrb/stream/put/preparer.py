@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from redrb.codec import EncodedGroup, check_and_encode_groups
@@ -170,11 +171,12 @@ class Preparer:
         kind = ""
         if "fields" in self._checks:
             kind = description.kind or common_kind(found.encoded)
-            misfits = misfit_errors(found.places, found.encoded, kind)
-            if misfits and description.kind and self._was_created_anew():
-                kind = self._task.description.kind or common_kind(found.encoded)
+            if any(group.kind != kind for group in found.encoded):
                 misfits = misfit_errors(found.places, found.encoded, kind)
-            found.refuse(misfits)
+                if misfits and description.kind and self._was_created_anew():
+                    kind = self._task.description.kind or common_kind(found.encoded)
+                    misfits = misfit_errors(found.places, found.encoded, kind)
+                found.refuse(misfits)
         if self._task.weights and "versions" in self._checks:
             found.refuse(self._unpublished(found, options.policy_version))
         if isinstance(groups, Experience):

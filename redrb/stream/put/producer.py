@@ -25,6 +25,7 @@ from redrb.stream.put.fitting import fitted
 from redrb.stream.put.options import SourcesRefused
 from redrb.stream.put.pending import Attempt, PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
+from redrb.stream.put.rights import NO_RIGHTS
 from redrb.stream.put.room import OnFull, Room
 from redrb.stream.task.task import Task
 from redrb.stream.worker import Worker
@@ -99,7 +100,8 @@ class Producer:
     def ask_room(self, pending: PendingPut, *, ttl_ms: int) -> Request[RoomReply]:
         """Return the request that queues for room for the next groups of a put; 0: leave."""
         sizes = [group.nbytes for group in pending.chunk().groups] if ttl_ms else []
-        return self._store.request(AskRoom(pending.identity.name, ttl_ms, sizes))
+        asked = AskRoom(pending.identity.name, ttl_ms, sizes)
+        return asked.as_request(self._store.client, self._store.script_keys, lambda reply: reply)
 
     def send(self, batch: PutBatch) -> PendingPut:
         """Send groups without waiting for the reply; `finish` must follow.
@@ -149,7 +151,7 @@ class Producer:
         if pending.sent is not None:
             pending.sent.drop()
         pending.identity.interrupted |= pending.repeated or pending.sent is not None
-        if pending.batch.rights:
+        if pending.batch.rights is not NO_RIGHTS:
             pending.batch.rights.end(len(pending.ids), counted=pending.counted)
         pending.idle.append(pending.identity)
 

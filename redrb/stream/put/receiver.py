@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from msgspec import structs
+
 from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Pipeline
 from redrb.errors import LeaseLost, OutcomeUnknown
@@ -134,7 +136,7 @@ class Receiver:
             batch.raise_refused()
         else:
             batch = PutBatch((), self._task.description.revision, sources=named)
-        batch = replace(batch, filtered=batch.filtered + len(dropped))
+        batch = structs.replace(batch, filtered=batch.filtered + len(dropped))
         ids = self._producer.put(batch)
         if len(ids) < len(batch.sources.kept):  # the task's fields changed, and some were dropped
             return self._known(origin, sources)

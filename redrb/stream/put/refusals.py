@@ -13,8 +13,6 @@ from redrb.codec import (
     decode_items,
     difference,
     encode_groups,
-    kind_of,
-    of_other_kinds,
     parse_group,
 )
 from redrb.codec.collecting import known_versions
@@ -109,7 +107,7 @@ def unversioned_errors(
 
 def common_kind(groups: Iterable[EncodedGroup]) -> str:
     """Return the kind that most completed groups have; "" if there are none."""
-    kinds = Counter(kind_of(group.blob) for group in groups if group.status is _COMPLETED)
+    kinds = Counter(group.kind for group in groups if group.status is _COMPLETED)
     return kinds.most_common(1)[0][0] if kinds else ""
 
 
@@ -118,14 +116,14 @@ def misfit_errors(
 ) -> dict[int, RecordError]:
     """Return the error for each completed group of another kind, by its index in the put."""
     return {
-        places[index]: _misfit_error(groups[index], kind, places[index])
-        for index in of_other_kinds([group.blob for group in groups], kind)
-        if groups[index].status is _COMPLETED
+        place: _misfit_error(group, kind, place)
+        for place, group in zip(places, groups, strict=True)
+        if group.kind != kind and group.status is _COMPLETED
     }
 
 
 def _misfit_error(group: EncodedGroup, kind: str, at: int) -> RecordError:
-    field, why = difference(kind_of(group.blob), kind)
+    field, why = difference(group.kind, kind)
     return RecordError(
         f"{field} of group {at} {why} of the task: there is no batch of them. The task keeps the "
         "fields and dtypes of the completed groups that were put first. Give all samples these "

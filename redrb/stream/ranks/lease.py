@@ -10,9 +10,8 @@ from redrb.connection.client import Request
 from redrb.errors import LeaseLost
 from redrb.stream.take.calls import Finish, Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.endings import Chosen
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import LeasePart
+from redrb.stream.take.part import Chosen, LeasePart
 from redrb.stream.task.store import TaskStore
 
 
@@ -39,7 +38,11 @@ class Share:
         seqs = list(map(str, ids))
         lease = (self.group, self.consumer, self.slot, self.token)
         finish = Finish(*lease, outcome, seqs, reason, samples, ends=False)
-        return self.store.request(finish, lambda reply: _LOSS if reply == "lost" else "")
+        return finish.as_request(
+            self.store.client,
+            self.store.script_keys,
+            lambda reply: _LOSS if reply == "lost" else "",
+        )
 
     def release(self, ids: Sequence[int]) -> None:
         """Do nothing: the groups stay leased to rank 0."""

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias, cast
 import msgspec
 
 from redrb.checks import checked_int
+from redrb.connection.client import Request
 from redrb.connection.deadline import PAGES_S, Deadline, here
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.errors import (
@@ -24,7 +25,6 @@ from redrb.errors import (
     WrongStep,
 )
 from redrb.forks import in_child
-from redrb.lua.calls import scripted_request
 from redrb.stream.ranks.calls import (
     MOST_RANKS,
     AskRead,
@@ -39,9 +39,10 @@ from redrb.stream.ranks.lease import RankLease, Share, without_payload
 from redrb.stream.take.calls import TakeReply, TakeRequest
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, claimed_part
-from redrb.stream.take.taker import Taker, batch_timeout
-from redrb.stream.task.entries import entry_id, first_ids, parse_entries
+from redrb.stream.take.part import Draw
+from redrb.stream.take.taker import Taker, claimed_part
+from redrb.stream.take.unfilled import batch_timeout
+from redrb.stream.task.entries import entry_id, parse_entries
 from redrb.stream.task.lookup import count_waiting
 from redrb.stream.task.task import Task
 from redrb.unpacking import Reading
@@ -254,7 +255,8 @@ class Ranks:
         with Reading("the parts of a step"):
             part = decision.parts[place.rank]
         raw = self._payload(place, part.ids)
-        found = dict(parse_entries(raw))
+        entries, first_ids = parse_entries(raw)
+        found = dict(entries)
         gone = tuple(seq for seq in part.ids if found.get(seq) is None)
         if gone:
             why = "rank 0 has ended this step already, or other clients deleted them."
@@ -271,7 +273,7 @@ class Ranks:
             status=request.take.status,
             incarnation=decision.incarnation,
             draw=draw,
-            first_ids=first_ids(raw),
+            first_ids=first_ids,
             least=len(part.ids),
         )
         if claimed is None:
@@ -284,20 +286,17 @@ class Ranks:
     def _payload(self, place: RankStep, ids: Sequence[int]) -> list[Reply]:
         """Return the entries of a part, and let rank 0 know that they were read."""
         asked = self._call(place, self._number + 1)
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            for seq in ids:
-                made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
-            asked.add_to(made, self._store.script_keys, whole=whole)
-            return made
+        made = Pipeline()
+        for seq in ids:
+            made.add("XRANGE", self._store.keys.stream, entry_id(seq), entry_id(seq))
+        asked.add_to(made, self._store.script_keys)
 
         def entries(replies: list[Reply]) -> list[Reply]:
             *found, reply = without_errors(replies)
             self._number = asked.read(reply).number
             return [entry for one in found for entry in one]
 
-        return scripted_request(self._store.client, pipeline, entries).result()
+        return Request(self._store.client, made, entries).result()
 
     def _unread(self, world_size: int, number: int) -> str:
         """Wait until all ranks have read a decision; returns why one has not, "" if all have."""

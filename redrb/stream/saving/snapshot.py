@@ -74,7 +74,7 @@ class TaskReader:
             page = self._execute("XRANGE", stream, entry_id(after + 1), end, "COUNT", count)
             if not page:
                 return
-            entries = parse_entries(page)
+            entries, _ = parse_entries(page)
             read = ReadRecords(list(self.header.groups), [str(seq) for seq, _ in entries])
             reply, facts = read.run_with_bytes(self._store.client, self._store.script_keys)
             if reply.last < self.header.last:

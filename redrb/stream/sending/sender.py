@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from redrb.checks import checked_int_or_none, checked_timeout
-from redrb.connection.deadline import Deadline
+from redrb.checks import checked_int_or_none
+from redrb.connection.deadline import Deadline, checked_timeout
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.scopes import Entered

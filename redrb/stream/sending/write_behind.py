@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
+from redrb import forks
 from redrb.connection.deadline import Deadline, here
 from redrb.connection.outage import Outage
 from redrb.connection.retries import insist
 from redrb.connection.stop import Stop
 from redrb.errors import ConfigError, SendFailed, StoreError, StoreFull, StoreUnavailable
-from redrb.forks import mark
 from redrb.stream import ExperienceStream
 from redrb.stream.put.writer import PutInFlight
 from redrb.stream.sending.job import SendJob
@@ -48,7 +48,7 @@ class WriteBehind:
         self._failures: list[tuple[Exception, int]] = []
         self._dealing = self._closed = False
         self._stop = Stop()
-        self._owner = mark()
+        self._owner = forks.process
         self._queues: list[SimpleQueue[SendJob | None]] = [SimpleQueue() for _ in streams]
         self._threads = [
             threading.Thread(
@@ -72,7 +72,7 @@ class WriteBehind:
 
     def check_open(self) -> None:
         """Raise ConfigError after `close`, and in a forked process, which has no threads."""
-        if self._owner is not mark():
+        if self._owner is not forks.process:
             raise ConfigError(
                 "a sender belongs to the process that made it: make one after a fork."
             )
@@ -141,7 +141,7 @@ class WriteBehind:
 
     def close(self, timeout: float | None) -> None:
         """Put what is open, for `timeout` seconds at most, end the threads; raises SendFailed."""
-        if self._owner is not mark():
+        if self._owner is not forks.process:
             return
         with self._changed:
             if self._closed:

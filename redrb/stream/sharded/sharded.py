@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias
 
-from redrb.checks import checked_int, checked_timeout
+from redrb.checks import checked_int
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import (
@@ -349,7 +349,7 @@ class ShardedStream(Closing):
                 keeps the turns stayed away, for the time of the take or the client.
         """
         batch = _Batch(self._shards.opened[0].request(count, at_least, status, where))
-        with Deadline(checked_timeout(timeout)), ExitStack() as scope:
+        with Deadline(timeout), ExitStack() as scope:
             for shard in self._shards.opened:
                 scope.enter_context(shard.worker.steps.fetching())
             if ack:

@@ -5,7 +5,7 @@ Every call may be repeated as it is when a connection breaks, and is.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -13,9 +13,9 @@ from redis.exceptions import ResponseError
 from redrb.connection.client import Request
 from redrb.connection.transport import Pipeline, Reply, without_errors
 from redrb.experience import Status
-from redrb.lua.calls import Call, Found, Page, scripted_request
+from redrb.lua.calls import Call, Found, Page
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.task.entries import first_ids, parse_entries
+from redrb.stream.task.entries import parse_entries
 from redrb.stream.task.store import TaskStore
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
@@ -133,15 +133,12 @@ class Take(Call[TakeReply], frozen=True):
             incarnation: Of the task, as this process knows it.
             first: Ends another lease of this consumer in the same round trip, before the take.
         """
-        calls: list[Call[Any]] = [self] if first is None else [first, self]
+        made = Pipeline()
+        if first is not None:
+            first.add_to(made, store.script_keys)
+        self.add_to(made, store.script_keys)
         read = ("XREADGROUP", "GROUP", self.group, self.slot, "COUNT", self.request.count)
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            for call in calls:
-                call.add_to(made, store.script_keys, whole=whole)
-            made.add(*read, "STREAMS", store.keys.stream, "0")
-            return made
+        made.add(*read, "STREAMS", store.keys.stream, "0")
 
         def result(replies: list[Reply]) -> TakeReply:
             *answers, payload = replies
@@ -149,15 +146,14 @@ class Take(Call[TakeReply], frozen=True):
             held = first is None or first.read(answers[0]) == "ok"
             return self._with(self.read(answers[-1]), payload, incarnation, held=held)
 
-        return scripted_request(store.client, pipeline, result)
+        return Request(store.client, made, result)
 
     def _with(self, reply: TakeReply, payload: Reply, incarnation: str, *, held: bool) -> TakeReply:
         if reply.outcome != "taken":  # nothing is leased: there may be no consumer group to read
             return msgspec.structs.replace(reply, held=held)
         if isinstance(payload, ResponseError):
             raise payload
-        raw = payload[0][1] if payload else []
-        entries = parse_entries(raw)
+        entries, first_ids = parse_entries(payload[0][1] if payload else [])
         if reply.members:
             by_id = dict(entries)
             entries = [(seq, by_id[seq]) for seq in map(int, reply.members) if seq in by_id]
@@ -166,7 +162,7 @@ class Take(Call[TakeReply], frozen=True):
             held=held,
             incarnation=incarnation,
             entries=entries,
-            first_ids=first_ids(raw),
+            first_ids=first_ids,
             weights=reply.weights if len(reply.weights) == len(entries) else [],
         )
 

@@ -246,7 +246,8 @@ class Consumer:
                 self.worker.count(len(ending.seqs), ending.samples)
             return note(result)
 
-        return self._task.store.request(ending, read)
+        store = self._task.store
+        return ending.as_request(store.client, store.script_keys, read)
 
     def recheck(self, slot: Slot, status: Status, ids: Sequence[int]) -> bool:
         """Return whether a lease is within the bound of staleness; else it is over."""

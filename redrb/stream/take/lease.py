@@ -19,7 +19,6 @@ from redrb.scopes import Entered
 from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids, checked_tensors
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.endings import Chosen, end_parts
 from redrb.stream.take.forwarding import (
     ForwardedGroups,
     ForwardOptions,
@@ -27,7 +26,7 @@ from redrb.stream.take.forwarding import (
     chosen_groups,
     store_in_turn,
 )
-from redrb.stream.take.part import Expiry, LeasePart
+from redrb.stream.take.part import Chosen, Expiry, LeasePart, end_parts
 
 Ids = TypeVar("Ids")
 

@@ -8,9 +8,9 @@ from typing import Self
 
 from redrb.forks import in_child
 from redrb.scopes import Closing
-from redrb.stream.steps import Steps
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.read_ahead import ReadAhead
+from redrb.stream.worker import Steps
 
 
 class LeaseLoop(Closing):

@@ -1,29 +1,27 @@
-"""`LeasePart`: the groups of one task that one holder in Redis leases, from their claim on."""
+"""`LeasePart`: the groups of one task that one holder in Redis leases, and how they end.
+
+They end in pages, in several parts of a lease at once.
+"""
 
 from __future__ import annotations
 
-import logging
 import weakref
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
-from redrb.codec import GroupLayout, parse_group
+from redrb import forks
+from redrb.codec import GroupLayout
 from redrb.connection.client import Request
-from redrb.errors import DecodeError, LeaseLost
+from redrb.connection.deadline import GRACE_S, Deadline
+from redrb.errors import LeaseLost, StoreError, StoreUnavailable
 from redrb.experience import Status
-from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.calls import Outcome
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.rollout_reading import ROLLOUT, read_rollouts
-from redrb.stream.task.entries import member_of
 from redrb.stream.task.origin import Origin
-from redrb.stream.task.store import TaskStore
-from redrb.unpacking import Reading
-
-_log = logging.getLogger("redrb")
 
 
 class Holder(Protocol):
@@ -105,7 +103,7 @@ class LeasePart:
     decided: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False)
     # group -> ending that was asked for, while its reply was missing
     _asked: dict[int, tuple[Outcome, Cause]] = field(default_factory=dict, init=False)
-    _process: object = field(default_factory=mark, init=False)
+    _process: object = field(default_factory=lambda: forks.process, init=False)
 
     def __post_init__(self, groups: Sequence[tuple[int, GroupLayout]]) -> None:
         self.layouts = dict(groups)
@@ -158,7 +156,7 @@ class LeasePart:
 
     def check_own(self) -> None:
         """Raise LeaseLost in a forked process: the lease belongs to its parent."""
-        if self._process is not mark():
+        if self._process is not forks.process:
             raise LeaseLost(
                 task=self.task,
                 ids=self.ids,
@@ -203,82 +201,126 @@ class LeasePart:
             self._finalizer()
 
 
-def claimed_part(
-    store: TaskStore,
-    consumer: Consumer,
-    entries: Sequence[tuple[int, bytes | None]],
-    holder: Holder,
-    *,
-    status: Status,
-    incarnation: str,
-    draw: Draw | None,
-    first_ids: Mapping[int, int],
-    least: int,
-) -> LeasePart | None:
-    """Return the part of a lease that holds claimed entries.
+Chosen: TypeAlias = list[tuple[LeasePart, tuple[int, ...]]]
 
-    Groups that cannot be decoded go to the dead letters, with the reason.
+Errors: TypeAlias = dict[LeasePart, LeaseLost | StoreError]
 
-    Args:
-        entries: Id and payload of each group that a script claimed for `holder`; None: it is gone.
-        first_ids: First id of the groups that were requeued with another one.
-        least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
-            is released.
+Pages: TypeAlias = dict[LeasePart, deque[tuple[int, ...]]]  # still to be ended
 
-    Returns:
-        The part; None when the claim was released, or another consumer has taken it over.
 
-    Raises:
-        ConfigError, RecordError: Groups of rollouts cannot be read. After this, and after any error
-            of the reader, the claim was released.
+def end_parts(outcome: Outcome, chosen: Chosen, reason: Cause = NO_CAUSE) -> Errors:
+    """End groups of several parts; returns the error of each part that has one.
+
+    Each part is ended page after page, so that other clients are served in between. The requests of
+    all parts are sent before the first reply is read. Parts whose server is away are tried again
+    when all others are ended. Their retries share the time of one request.
+
+    Groups that an earlier call, which was cut off, was to end in another way end in that way, and a
+    `LeaseLost` names them: a release may have reached Redis and given them to another consumer, so
+    that an acknowledgement now would count them twice.
     """
-    good: list[tuple[int, GroupLayout]] = []
-    bad: list[tuple[int, DecodeError]] = []
-    for seq, payload in entries:
+    errors: Errors = {}
+    _end_in_pages(outcome, _others_than_decided(outcome, chosen, errors), reason, errors)
+    for part, _ in chosen:
+        if part.decided and not isinstance(errors.get(part), StoreError):
+            errors[part] = _named(part, errors.get(part))
+    return errors
+
+
+def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Errors) -> None:
+    left = {part: deque(part.pages(outcome, ids)) for part, ids in chosen}
+    if len(left) > 1:
+        _end_reachable(outcome, left, reason, errors)
+    shared = len(left) > 1
+    with ExitStack() as scope:
+        for part, pages in left.items():
+            while pages and part not in errors:
+                request = part.end_request(outcome, pages[0], reason)
+                if shared:
+                    scope.enter_context(Deadline(request.retry_s))
+                    shared = False
+                _finish(outcome, part, pages, request, reason, errors)
+
+
+def acknowledge_part(part: LeasePart, ids: tuple[int, ...]) -> None:
+    """Acknowledge groups of one part, and raise its error."""
+    for error in end_parts("ack", [(part, ids)]).values():
+        raise error
+
+
+def _others_than_decided(outcome: Outcome, chosen: Chosen, errors: Errors) -> Chosen:
+    """End groups as an earlier call, which was cut off, asked; returns all other groups."""
+    others: Chosen = []
+    for part, ids in chosen:
+        before = part.asked_otherwise(outcome, ids)
+        for (earlier, reason), asked in before.items():
+            _end_in_pages(earlier, [(part, asked)], reason, errors)
+            if part in errors:
+                break
+            part.decided[_DONE[earlier]] = (*part.decided.get(_DONE[earlier], ()), *asked)
+        left = tuple(seq for seq in ids if seq in part.layouts)
+        if part not in errors and (left or not before):
+            others.append((part, left))
+    return others
+
+
+def _named(part: LeasePart, error: LeaseLost | StoreError | None) -> LeaseLost:
+    """Return the error that names the decided groups of a part, and those of its own error."""
+    lost = tuple(seq for ids in part.decided.values() for seq in ids)
+    why = f"an earlier call, which was cut off, has {' and '.join(part.decided)} them."
+    part.decided = {}
+    if isinstance(error, LeaseLost):
+        lost, why = (*lost, *error.ids), f"{error.why} Of some of them, {why}"
+    return LeaseLost(task=part.task, ids=lost, why=why)
+
+
+_DONE: dict[Outcome, str] = {
+    "ack": "acknowledged",
+    "expire": "expired",
+    "release": "released",
+    "fail": "failed",
+    "reject": "rejected",
+}
+
+
+def _end_reachable(outcome: Outcome, left: Pages, reason: Cause, errors: Errors) -> None:
+    """End all parts whose servers answer at once; pages of the others stay in `left`."""
+    turn = list(left)
+    while turn:
+        sent: dict[LeasePart, Request[str]] = {}
         try:
-            if payload is None:
-                raise DecodeError("the payload is gone")
-            good.append((seq, parse_group(payload)))
-        except DecodeError as error:
-            bad.append((seq, error.with_traceback(None)))
-    for seq, why in bad:
-        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, why)
-        ends = not good and seq == bad[-1][0]
-        reason = Cause.of(why, "cannot be decoded: ")
-        if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
-            return None  # it is lost
-    ids = [seq for seq, _ in good]
-    rollouts = frozenset(seq for seq, layout in good if ROLLOUT in layout.extras[0])
+            with Deadline(at_most=GRACE_S, repeat_s=0.0):
+                for part in turn:
+                    sent[part] = part.end_request(outcome, left[part][0], reason)
+                    sent[part].begin()
+                for part in turn:
+                    _finish(outcome, part, left[part], sent.pop(part), reason, errors)
+        finally:
+            for part, request in sent.items():
+                part.note_asked(outcome, left[part][0], reason)
+                request.drop()
+        turn = [part for part in turn if left[part] and part not in errors]
+        for part in left:
+            if isinstance(errors.get(part), StoreUnavailable):
+                del errors[part]  # it is tried again
+
+
+def _finish(
+    outcome: Outcome,
+    part: LeasePart,
+    pages: deque[tuple[int, ...]],
+    request: Request[str],
+    reason: Cause,
+    errors: Errors,
+) -> None:
+    """Read the reply to the request that ends the first page, and note the result."""
     try:
-        for place, (seq, layout) in enumerate(good if rollouts else ()):
-            if seq in rollouts:
-                good[place] = seq, read_rollouts(store.task, seq, layout, consumer.reader)
+        part.note_ended(pages[0], request.result())
+        pages.popleft()
+    except (LeaseLost, StoreError) as error:
+        errors[part] = error
+        if isinstance(error, StoreUnavailable) and error.uncertain:
+            part.note_asked(outcome, pages[0], reason)
     except BaseException:
-        holder.release(ids)
+        part.note_asked(outcome, pages[0], reason)
         raise
-    if not bad and len(good) >= least:
-        expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
-        return LeasePart(
-            store.task,
-            good,
-            holder,
-            incarnation=incarnation,
-            draw=draw,
-            expiries=expiries,
-            status=status,
-            rollouts=rollouts,
-            origin=Origin(store, consumer.group, incarnation),
-            first_ids=first_ids,
-        )
-    if good or not bad:
-        holder.release(ids)
-    return None
-
-
-def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
-    key = f"{store.keys.prefix}expiries:{group}"
-    texts = store.client.execute("HMGET", key, *map(member_of, ids))
-    with Reading("the rules by which groups expired"):
-        return {
-            seq: text and Expiry.parse(text.decode()) for seq, text in zip(ids, texts, strict=True)
-        }

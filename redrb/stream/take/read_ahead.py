@@ -10,12 +10,12 @@ from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, Literal, TypeVar
 
+from redrb import forks
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.retries import again, insist
 from redrb.connection.stop import Stop
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
-from redrb.forks import mark
 from redrb.lua.pages import PAGES
 from redrb.stream.take.lease import Lease
 
@@ -76,7 +76,7 @@ class ReadAhead(Generic[T]):
         self._timeout, self._steps = timeout, steps
         self._nudge = nudge
         self.handed: Lease | None = None
-        self._owner = mark()
+        self._owner = forks.process
         self._stopped = self._ended = False
         self._permitted_count = prefetch
         self._prepared_count = self._read_count = 0
@@ -99,7 +99,7 @@ class ReadAhead(Generic[T]):
     @property
     def is_copy(self) -> bool:
         """Whether this is a forked process's copy, without the thread."""
-        return self._owner is not mark()
+        return self._owner is not forks.process
 
     @property
     def ready(self) -> int:

@@ -1,76 +1,31 @@
-"""`Taker`: takes full batches for a consumer, and waits for them."""
+"""`Taker`: takes full batches for a consumer, and waits; what was claimed becomes a lease."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
+from redrb.codec import GroupLayout, parse_group
 from redrb.connection.client import Request
 from redrb.connection.deadline import here
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost
+from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer, Slot
-from redrb.stream.take.endings import acknowledge_part
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, LeasePart, claimed_part
-from redrb.stream.task.never_full import never_full
+from redrb.stream.take.part import Draw, Expiry, Holder, LeasePart, acknowledge_part
+from redrb.stream.take.rollout_reading import ROLLOUT, read_rollouts
+from redrb.stream.take.unfilled import batch_timeout, never_full
+from redrb.stream.task.entries import member_of
+from redrb.stream.task.origin import Origin
 from redrb.stream.task.queries import no_query
-from redrb.stream.task.store import QUEUE_TTL_MS
+from redrb.stream.task.store import QUEUE_TTL_MS, TaskStore
 from redrb.stream.task.task import Task
+from redrb.unpacking import Reading
 from redrb.words import agreeing, counted
 
-_ENDED = ("acked", "expired", "filtered", "evicted", "dead")
-_IF_THERE = (
-    *("makers_waiting", "rights_known", "rights_held", "parts_waiting"),
-    *("stale_version", "version"),
-)
-
-
-def fates_seen_by(counts: Mapping[str, int], available: int, *, leased_here: int) -> dict[str, int]:
-    """Return the attribute `fates` of `BatchTimeout`.
-
-    Args:
-        counts: From `redrb/lua/include/outcomes.lua`.
-        leased_here: Groups that the consumer of the take leases.
-    """
-    if not counts:
-        return {}
-    fates = {name: counts[name] for name in ("put_ever", "filtered_ever", "expired_ever", "put")}
-    fates["available"] = available
-    fates["unmatched"] = max(0, counts["pool"] - available)
-    fates["other_status"] = max(0, counts["waiting"] - counts["pool"])
-    leased = counts["leased"]
-    fates["leased_here"] = min(leased_here, leased)
-    fates["leased_elsewhere"] = leased - fates["leased_here"]
-    fates |= {name: counts[name] for name in _IF_THERE if name in counts}
-    return fates | {name: counts[name] for name in _ENDED}
-
-
-def batch_timeout(
-    task: Task,
-    wanted: int,
-    reply: TakeReply,
-    *,
-    leased_here: int,
-    expired: int,
-    missing_ranks: tuple[int, ...] = (),
-) -> BatchTimeout:
-    """Return the error of a take whose time is up, by the reply to its last request."""
-    fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
-    return BatchTimeout(
-        task=task.name,
-        namespace=task.store.keys.namespace,
-        wanted=wanted,
-        available=reply.amount,
-        waited_s=here().waited_s,
-        blocked=reply.blocked,
-        expired=expired,
-        others=reply.others,
-        fates=fates,
-        unfinished=reply.outcome != "short",
-        missing_ranks=missing_ranks,
-        similar=() if fates.get("put_ever", 1) else task.similar(),
-    )
+_log = logging.getLogger("redrb")
 
 
 class Taker:
@@ -320,3 +275,84 @@ class Taker:
             search,
         )
         return take.with_payload(self._store, description.incarnation, first)
+
+
+def claimed_part(
+    store: TaskStore,
+    consumer: Consumer,
+    entries: Sequence[tuple[int, bytes | None]],
+    holder: Holder,
+    *,
+    status: Status,
+    incarnation: str,
+    draw: Draw | None,
+    first_ids: Mapping[int, int],
+    least: int,
+) -> LeasePart | None:
+    """Return the part of a lease that holds claimed entries.
+
+    Groups that cannot be decoded go to the dead letters, with the reason.
+
+    Args:
+        entries: Id and payload of each group that a script claimed for `holder`; None: it is gone.
+        first_ids: First id of the groups that were requeued with another one.
+        least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
+            is released.
+
+    Returns:
+        The part; None when the claim was released, or another consumer has taken it over.
+
+    Raises:
+        ConfigError, RecordError: Groups of rollouts cannot be read. After this, and after any error
+            of the reader, the claim was released.
+    """
+    good: list[tuple[int, GroupLayout]] = []
+    bad: list[tuple[int, DecodeError]] = []
+    for seq, payload in entries:
+        try:
+            if payload is None:
+                raise DecodeError("the payload is gone")
+            good.append((seq, parse_group(payload)))
+        except DecodeError as error:
+            bad.append((seq, error.with_traceback(None)))
+    for seq, why in bad:
+        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, why)
+        ends = not good and seq == bad[-1][0]
+        reason = Cause.of(why, "cannot be decoded: ")
+        if holder.end_request("reject", [seq], reason=reason, samples=0, ends=ends).result():
+            return None  # it is lost
+    ids = [seq for seq, _ in good]
+    rollouts = frozenset(seq for seq, layout in good if ROLLOUT in layout.extras[0])
+    try:
+        for place, (seq, layout) in enumerate(good if rollouts else ()):
+            if seq in rollouts:
+                good[place] = seq, read_rollouts(store.task, seq, layout, consumer.reader)
+    except BaseException:
+        holder.release(ids)
+        raise
+    if not bad and len(good) >= least:
+        expiries = _expiries(store, consumer.group, ids) if status is Status.EXPIRED else {}
+        return LeasePart(
+            store.task,
+            good,
+            holder,
+            incarnation=incarnation,
+            draw=draw,
+            expiries=expiries,
+            status=status,
+            rollouts=rollouts,
+            origin=Origin(store, consumer.group, incarnation),
+            first_ids=first_ids,
+        )
+    if good or not bad:
+        holder.release(ids)
+    return None
+
+
+def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
+    key = f"{store.keys.prefix}expiries:{group}"
+    texts = store.client.execute("HMGET", key, *map(member_of, ids))
+    with Reading("the rules by which groups expired"):
+        return {
+            seq: text and Expiry.parse(text.decode()) for seq, text in zip(ids, texts, strict=True)
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from redrb.stream.orders import Order, Stalest
@@ -11,7 +12,7 @@ from redrb.stream.task.settings import SETTINGS
 from redrb.unpacking import Reading
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StalenessRules:
     """How many weight versions a group may be behind; None: the rule does not apply.
 
@@ -23,13 +24,13 @@ class StalenessRules:
     max_staleness: int | None
     max_token_staleness: int | None
 
-    @property
+    @cached_property
     def any(self) -> bool:
         """Whether a rule applies."""
         return self.max_staleness is not None or self.max_token_staleness is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskDescription:
     """The settings of a task at the time when it was last opened.
 
@@ -41,8 +42,8 @@ class TaskDescription:
         staleness: When its groups expire.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
         epoch: The epoch of the producers' records (`include/producers.lua`).
-        kind: Fields and dtypes of the completed groups that were put first, see `kind_of`; "" if
-            there were none.
+        kind: Fields and dtypes of the completed groups that were put first, as `EncodedGroup.kind`;
+            "" if there were none.
     """
 
     order: Order | None
@@ -73,13 +74,8 @@ class TaskDescription:
             kind=stored["kind"],
         )
 
-    @property
+    @cached_property
     def by_version(self) -> bool:
         """Whether Redis indexes the policy versions of groups."""
         stalest = self.order is not None and self.order.name == Stalest.name
         return stalest or self.staleness.max_staleness is not None
-
-    @property
-    def by_token(self) -> bool:
-        """Whether groups expire by the newest tokens of their samples."""
-        return self.staleness.max_token_staleness is not None

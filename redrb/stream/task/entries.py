@@ -12,7 +12,7 @@ from redrb.connection.transport import Reply
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.task.tags import MOST_BYTES
-from redrb.unpacking import Reading, unpack_sequence
+from redrb.unpacking import SIGNS, Reading, unpack_sequence
 
 MAX_COUNT: Final = 2**52
 """Half of what doubles hold exactly: a resumed task counts on from here."""
@@ -78,28 +78,27 @@ def texts_of(ids: Sequence[int | str], most: int) -> Iterator[list[str]]:
         yield [str(seq) for seq in ids[start : start + most]]
 
 
-@Reading("an entry of a task's stream")
-def parse_entries(entries: Iterable[Reply]) -> list[tuple[int, bytes | None]]:
-    """Return the id of each group and its bytes; None where the entry was deleted."""
-    return [
-        (
-            int(raw_id.rpartition(b"-")[2]),
-            fields[1] if fields and len(fields) in (2, 4) and fields[0] == b"g" else None,
-        )
-        for raw_id, fields in entries
-    ]
+def parse_entries(
+    entries: Iterable[Reply],
+) -> tuple[list[tuple[int, bytes | None]], dict[int, int]]:
+    """Return the id of each group and its bytes; None where the entry was deleted.
+
+    The second result is the first id of those that were dead letters and have another id now.
+    """
+    found, first_ids = [], {}
+    try:
+        for raw_id, fields in entries:
+            seq = int(raw_id.rpartition(b"-")[2])
+            whole = fields and len(fields) in (2, 4) and fields[0] == b"g"
+            found.append((seq, fields[1] if whole else None))
+            if fields and len(fields) == 4:
+                first_ids[seq] = int(fields[3])
+    except SIGNS:
+        with Reading("an entry of a task's stream"):
+            raise
+    return found, first_ids
 
 
 def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
     """Return the id of one group and its bytes, as `parse_entries` does."""
-    return parse_entries([entry])[0]
-
-
-@Reading("an entry of a task's stream")
-def first_ids(entries: Sequence[Reply]) -> dict[int, int]:
-    """Return the first id of those groups that were dead letters and have another id now."""
-    return {
-        int(raw_id.rpartition(b"-")[2]): int(fields[3])
-        for raw_id, fields in entries
-        if fields and len(fields) == 4
-    }
+    return parse_entries([entry])[0][0]

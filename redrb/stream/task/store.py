@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar, overload
+from collections.abc import Iterator
+from typing import Self, TypeVar
 
 from redrb.connection import Client
-from redrb.connection.client import Request
 from redrb.connection.deadline import here
 from redrb.connection.transport import Argument, Pipeline, Reply, without_errors
 from redrb.errors import StoreError, StoreUnavailable
 from redrb.keys import TaskKeys
-from redrb.lua.calls import Call, Page, scripted_request
+from redrb.lua.calls import Call, Page
 from redrb.stream.task.wakes import wait_for_any
 
 P = TypeVar("P", bound=Page)
 R = TypeVar("R")
-T = TypeVar("T")
 
 QUEUE_TTL_MS = 3000
 """Time for which a waiter that stopped looking keeps its place in the queue."""
@@ -78,29 +76,6 @@ class TaskStore:
             "Nothing is lost: the next call goes on from there.",
             where=self.client.where,
         )
-
-    @overload
-    def request(self, call: Call[R]) -> Request[R]: ...
-    @overload
-    def request(self, call: Call[R], read: Callable[[R], T]) -> Request[T]: ...
-    def request(self, call: Call[R], read: Callable[[R], Any] | None = None) -> Request[Any]:
-        """Return the request that runs the script of a call; its reply is read later.
-
-        Args:
-            call: The call.
-            read: Turns the reply into the result; None: the reply is the result.
-        """
-
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            call.add_to(made, self.script_keys, whole=whole)
-            return made
-
-        def result(replies: list[Reply]) -> Any:
-            reply = call.read(without_errors(replies)[0])
-            return reply if read is None else read(reply)
-
-        return scripted_request(self.client, pipeline, result)
 
     def refused(self, *state: object) -> None:
         """Note that a script has refused a request, which is sent again in the state read since.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from redrb.stream.announcement import Announcement
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.worker import Announcement
 from redrb.watch.state.histogram import Histogram
 
 Life: TypeAlias = Literal["live", "silent", "dead", "ended"]

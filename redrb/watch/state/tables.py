@@ -27,8 +27,8 @@ def read_tables(client: Client, namespace: str, names: Iterable[str]) -> list[Ta
     keys = [TableKeys.of(namespace, name) for name in named]
     nodes = [client.at(each.stream) for each in keys]
 
-    def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
-        Count().add_to(pipeline, [keys[number].stream], whole=whole)
+    def add(pipeline: Pipeline, number: int) -> None:
+        Count().add_to(pipeline, [keys[number].stream])
 
     found = [TableState(name, readable=False, damage=ODD_NAME) for name in set(listed) - {*named}]
     for name, node, (reply,) in zip(named, nodes, exchanged(nodes, add), strict=True):

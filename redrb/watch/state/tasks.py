@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from redis.exceptions import ResponseError
 
@@ -81,8 +81,8 @@ def _observed(
     known = [announced.setdefault(store.keys.prefix, Announced()) for store in stores]
     asked = [Observe(group, workers.since, _FIELDS) for workers in known]
 
-    def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:
-        asked[number].add_to(pipeline, stores[number].script_keys, whole=whole)
+    def add(pipeline: Pipeline, number: int) -> None:
+        asked[number].add_to(pipeline, stores[number].script_keys)
 
     found: list[TaskState | None] = []
     replies = exchanged([store.client for store in stores], add)
@@ -138,15 +138,10 @@ _MOST_SENT: Final = 200
 """Most tasks or weights whose requests are sent together."""
 
 
-class Add(Protocol):
-    """Adds the commands about one of the things to a pipeline."""
-
-    def __call__(self, pipeline: Pipeline, number: int, *, whole: bool) -> None:
-        """Add them; `whole`: a script with its text."""
-
-
-def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
+def exchanged(clients: Sequence[Client], add: Callable[[Pipeline, int], None]) -> list[list[Reply]]:
     """Return the replies about each of several things, each of which a client reaches.
+
+    `add` appends the commands about one of them, by its number, to a pipeline.
 
     An error that concerns one thing alone, and comes again, takes the place of its reply.
     """
@@ -156,9 +151,9 @@ def exchanged(clients: Sequence[Client], add: Add) -> list[list[Reply]]:
         for first in range(0, len(numbers), _MOST_SENT):
             pipeline, ends = Pipeline(), []
             for number in numbers[first : first + _MOST_SENT]:
-                add(pipeline, number, whole=whole)
+                add(pipeline, number)
                 ends.append(pipeline.commands)
-            replies = client.exchange(pipeline)
+            replies = client.exchange(pipeline.with_texts() if whole else pipeline)
             for reply in replies:
                 if isinstance(reply, ResponseError) and is_transient(reply):
                     raise reply

@@ -32,7 +32,7 @@ def read_weights(
     listed = list(names)
     catalogues = [Catalogue(client, name, namespace) for name in filter(is_name, listed)]
 
-    def add(pipeline: Pipeline, number: int, *, whole: bool) -> None:  # noqa: ARG001 (no script)
+    def add(pipeline: Pipeline, number: int) -> None:
         keys = catalogues[number].keys
         pipeline.add("XREVRANGE", keys.versions, "+", "-", "COUNT", _MOST_READ)
         pipeline.add("XLEN", keys.versions)

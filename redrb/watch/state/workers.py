@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from redrb.stream.worker import MOST_BYTES, Announcement
+from redrb.stream.announcement import MOST_BYTES, Announcement
 from redrb.watch.state.calls import Observed
 from redrb.watch.state.model import Life, WorkerState
 from redrb.words import printable

@@ -15,7 +15,8 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from redrb.forks import guard, in_child, mark
+from redrb import forks
+from redrb.forks import guard, in_child
 
 _FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_S = 86400.0  # poll counts milliseconds in 32 bits
@@ -56,7 +57,7 @@ class FileLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._finalizer = weakref.finalize(self, _close, descriptor, mark())
+        self._finalizer = weakref.finalize(self, _close, descriptor, forks.process)
         self._finalizer.atexit = False
 
     def release(self) -> None:
@@ -138,5 +139,6 @@ def _watcher(path: Path) -> int:
 
 
 def _close(descriptor: int, owner: object) -> None:
-    if owner is mark():  # else the fork has closed its copy; another file may have its number
+    # else the fork has closed its copy; another file may have its number
+    if owner is forks.process:
         _process.close(descriptor)

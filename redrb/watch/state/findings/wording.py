@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from redrb.connection.server_cli import cli_words
-from redrb.stream.worker import Role
+from redrb.stream.announcement import Role
 from redrb.watch.state.model import Finding, ServerState, State, TaskState, WorkerState
 
 OfWorker: TypeAlias = Callable[[WorkerState], str]

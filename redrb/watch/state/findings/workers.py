@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from redrb.stream.worker import EQUAL_REWARDS, WaitsFor
+from redrb.stream.announcement import EQUAL_REWARDS, WaitsFor
 from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
     finding_of,
