@@ -1,8 +1,8 @@
 from .decode import decode_batch as decode_batch
 from .decode import decode_items as decode_items
-from .encode import EncodedGroup as EncodedGroup
 from .encode import check_and_encode_groups as check_and_encode_groups
 from .encode import encode_groups as encode_groups
+from .encoded import EncodedGroup as EncodedGroup
 from .layout import GroupLayout as GroupLayout
 from .layout import parse_group as parse_group
 from .layout import parse_groups as parse_groups

@@ -505,13 +505,13 @@ def sigterm_after_condition(condition: Callable[[], object]) -> threading.Thread
 
 @pytest.mark.parametrize("role", ["observer", "weight-reader"])
 def test_a_user_that_may_only_read_weights_suffices(
-    log_in, start, owner, namespace, real_trainer, monkeypatch, capsys, role
+    log_in, start, owner, namespace, real_trainer, monkeypatch, caplog, capsys, role
 ):
     user = log_in(role, weights=NAME)
     monkeypatch.setenv("REDRB_URL", user.url)
     [server] = start(1, log_in("weight-reader", weights=NAME).url)
     real_trainer.publish(1)
-    ending = sigterm_after_condition(lambda: has(server, 1))
+    ending = sigterm_after_condition(lambda: "has version 1 after" in caplog.text)
     words = ["engine-weights", server.url, "--weights", NAME, "--namespace", namespace]
     assert main(words) == 0
     ending.join()

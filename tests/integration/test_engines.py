@@ -200,10 +200,10 @@ def test_a_server_that_is_away_is_asked_again(server):
 def test_a_request_is_given_up_by_its_failures_and_not_by_those_of_others(server, monkeypatch):
     sampled = server._sampled
 
-    async def poisoned(prompt, *rest):
+    async def poisoned(prompt, *rest, **named):
         if prompt[0] == 9:
             raise RuntimeError("this prompt cannot be computed")
-        return await sampled(prompt, *rest)
+        return await sampled(prompt, *rest, **named)
 
     monkeypatch.setattr(server, "_sampled", poisoned)
 
@@ -751,14 +751,14 @@ def test_a_completion_before_another_maker_has_loaded_the_weights_again_does_not
             await second.update(path, 1)
             server.restart()
             looking, loaded = asyncio.Event(), asyncio.Event()
-            look = second._weights_label
+            look = second._weights_label_below
 
             async def late():
                 looking.set()
                 await loaded.wait()
                 return await look()
 
-            second._weights_label = late
+            second._weights_label_below = late
             asking = asyncio.create_task(second.generate(PROMPT, max_new_tokens=12))
             assert await asyncio.to_thread(server.midway.wait, 20)
             await first.update(path, 1)  # this aborts the other's completion
@@ -916,7 +916,7 @@ def test_a_damaged_version_is_fetched_once_and_the_next_one_is_loaded(
         return fetch(self, catalogue, version, **options)
 
     class Server(SGLangEngine):
-        async def update(self, path, version, label=None):
+        async def update(self, path, version, label=None, **_):
             loaded.append(version)
 
     monkeypatch.setattr(PrivateCopy, "fetch", noted)
@@ -941,7 +941,7 @@ def test_makers_of_one_machine_share_their_folder(client, namespace, tmp_path):
     loaded: list[Path] = []
 
     class Server(SGLangEngine):
-        async def update(self, path, version, label=None):
+        async def update(self, path, version, label=None, **_):
             loaded.append(path)
 
     one, other = (
@@ -976,7 +976,9 @@ def test_a_version_costs_its_delta(
     loaded: list[Path] = []
 
     class Server(SGLangEngine):
-        async def update(self, path: Path, version: int, label: str | None = None) -> None:
+        async def update(
+            self, path: Path, version: int, label: str | None = None, **_: Any
+        ) -> None:
             loaded.append(path)
 
     state = {"actor.weight": torch.arange(100_000.0), "critic.weight": torch.zeros(1)}

@@ -28,6 +28,7 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The backend, with stand-ins for the modules of vLLM that it imports."""
     info = type("Info", (), {})
     names = {
+        "vllm.envs": {},
         "vllm.distributed.parallel_state": {
             "get_world_group": lambda: SimpleNamespace(cpu_group=0)
         },
@@ -100,5 +101,5 @@ def test_the_error_of_any_worker_is_known(
 
     monkeypatch.setattr(engine, "_receive", refused)
     with pytest.raises(WeightsKeptError) as kept:
-        asyncio.run(engine._load(Published({}, 1, 0.0)))
+        asyncio.run(engine._load(Published({}, 1, 0.0, "")))
     assert (type(kept.value), kept.value.is_damage) == (kind, is_damage)

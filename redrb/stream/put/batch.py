@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgpack
 import msgspec
 from msgspec.structs import replace
 
@@ -187,7 +188,7 @@ def packed_facts(description: TaskDescription, batch: PutBatch) -> list[bytes]:
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    priority, values, pack = batch.options.priority, batch.values, msgspec.msgpack.encode
+    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
     rights = batch.rights.numbers or [None] * len(batch.groups)
