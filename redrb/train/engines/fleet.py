@@ -62,10 +62,10 @@ class _Server:
 class Fleet:
     """Brings each of several servers to the newest published version, for as long as it runs.
 
-    A server that was away or started again gets the newest version once it answers. A slow one
-    misses versions, and gets the newest. One wait at Redis learns of versions for all servers.
-    Servers do not tell that they were started again, so each is asked for the label of its weights
-    every `LOOK_S`.
+    A server that was away or started again gets the newest version once it answers, unless it has
+    refused that one before. A slow one misses versions, and gets the newest. One wait at Redis
+    learns of versions for all servers. Servers do not tell that they were started again, so each is
+    asked for the label of its weights every `LOOK_S`.
     """
 
     def __init__(
