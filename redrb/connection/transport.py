@@ -7,7 +7,6 @@ which sends 15 KB payloads about 1.7 times as fast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
 
 import redis
@@ -187,7 +186,6 @@ class Replication:
             )
 
 
-@lru_cache(maxsize=256)
 def packed(*arguments: Argument) -> bytes:
     """Return arguments in the form that commands carry them, for `Pipeline.add_payload`."""
     return _packed_command(arguments).partition(_CRLF)[2]  # without the number of arguments

@@ -7,6 +7,7 @@ why that is safe.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -115,7 +116,7 @@ class Put(Call[PutReply], frozen=True):
             whole: Send the texts of the scripts. Where one is missing all the same, the next
                 attempt removes the entries of this one.
         """
-        head = packed("XADD", store.keys.stream, "NOMKSTREAM", "*", "g")
+        head = _head(store.keys.stream)
         made = store.client.transaction(store.keys.none)
         if evict is not None:
             evict.add_to(made, store.script_keys)
@@ -202,6 +203,12 @@ class Adopt(Call[bool], frozen=True):
     incarnation: str
     floor: int
     kept: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def _head(stream: str) -> bytes:
+    """Return what stands before the bytes of each group, of as many tasks as a process puts to."""
+    return packed("XADD", stream, "NOMKSTREAM", "*", "g")
 
 
 def transaction_results(replies: list[Reply]) -> list[Reply]:
