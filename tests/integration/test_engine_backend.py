@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -425,6 +425,45 @@ def test_what_does_not_fit_changes_nothing_and_the_next_version_is_loaded(
 
     with caplog.at_level(logging.WARNING, "redrb"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("does", [False, True])
+@pytest.mark.parametrize("lost", range(12))
+def test_a_refused_load_changes_nothing_whichever_request_is_repeated(
+    server, client, policies, namespace, lost, does
+):
+    """Of one request of the update the reply is lost, or it does not reach the server."""
+
+    async def run() -> None:
+        async with job_with_weights(server, client, policies, namespace) as job:
+            label, asked = server.label, []
+            request = job.engine._client.request
+
+            async def torn(path, body=None):
+                asked.append(path)
+                if len(asked) - 1 != lost:
+                    return await request(path, body)
+                if does:
+                    with suppress(EngineError):
+                        await request(path, body)
+                raise EngineError("the connection ended", where=server.url)
+
+            policies.publish(model="critic")
+            job.engine._client.request = torn
+            with pytest.raises(WeightsKeptError):
+                await job.weights.update(timeout=5)
+            job.engine._client.request = request
+            assert len(asked) > 8  # so that each request of the update is tried
+            assert not server.paused
+            if lost < len(asked) and asked[lost] == "/update_weights":
+                assert server.label.startswith("loading ")  # it may have been loaded
+                assert policies.publish() == await job.weights.update(timeout=5) == 3
+                assert check(await job.sample()) == {3}
+                return
+            assert (server.label, job.engine.version) == (label, 1)
+            assert check(await job.sample()) == {1}
+
+    asyncio.run(run())
 
 
 MESSAGES = [

@@ -199,7 +199,9 @@ def test_two_makers_drive_one_server_and_each_version_is_loaded_once(
             assert label(vllm) != after
             done = await other.generate(PROMPT, max_new_tokens=16)  # has not looked since
             assert policies.check(done) == {version}
-            assert other.version == version
+            named = label(vllm)
+            assert await both[1].update(timeout=30) == other.version == version
+            assert label(vllm) == named  # it was not loaded again
 
     asyncio.run(run())
 

@@ -285,12 +285,11 @@ class Engine(ABC):
                     self._is_mixed = False
                     await self._take_back_pause()  # which may have been killed before it did so
                 else:
-                    give = partial(self._give, source, label)
                     async with self._paused():
                         before = self.version, self._lost
                         self.version, self._lost = None, True
                         try:
-                            found = await self._repeated(give, self._retry_s)
+                            found = await self._give(source, label)
                         except WeightsKeptError:
                             self.version, self._lost = before
                             raise
@@ -526,23 +525,40 @@ class Engine(ABC):
         Until all are loaded the server has a label that no maker expects: if this is broken off, no
         other maker takes what is there for the weights before. If the server has not that label any
         more when they are loaded, it may have been started again, and gets no new one. The label
-        before is given back only if no earlier attempt may have changed what it names.
+        before is given back only if no attempt may have changed what it names.
         """
-        loading, before = f"loading {label}", await self._weights_label()
-        await self._name(loading)
+        loading, new = f"loading {label}", f"{label}/{uuid.uuid4().hex[:8]}"
+        before = await self._repeated(self._weights_label, self._retry_s)
+
+        async def load() -> None:
+            nonlocal before
+            await self._name(loading)
+            try:
+                await self._load(source)
+            except WeightsKeptError:
+                raise
+            except EngineError:
+                before = loading
+                raise
+
+        async def name(label: str) -> str:
+            """Name what was loaded, unless it is something else; return its label."""
+            found = await self._weights_label()
+            if found == loading:
+                await self._name(label)
+                return label
+            return found
+
         try:
-            await self._load(source)
+            await self._repeated(load, self._retry_s)
         except WeightsKeptError:
-            if before != loading == await self._weights_label():
-                await self._name(before)
+            await self._repeated(partial(name, before), self._retry_s)
             raise
-        found = await self._weights_label()
-        if found == loading:
-            found = f"{label}/{uuid.uuid4().hex[:8]}"
-            await self._name(found)
-        elif weights_of(found) != label:  # else another maker has loaded the same
+        found = await self._repeated(partial(name, new), self._retry_s)
+        if weights_of(found) != label:  # else another maker has loaded the same
             if isinstance(source, Path):
-                await self._name(loading)  # that maker may have loaded its weights before these
+                # that maker may have loaded its weights before these
+                await self._repeated(partial(self._name, loading), self._retry_s)
             raise WeightsReplacedError(
                 f"{self._client.where} has the weights {found!r} after it has loaded {label!r}: it "
                 "was started again, or updated by another program. Load the newest weights again.",

@@ -384,7 +384,8 @@ class VLLMEngine(Engine):
         wanted = {"version": source.version, "created_s": source.created_s}
         for last in (False, True):
             try:
-                await self._asked("/start_weight_update", {})
+                begin = partial(self._asked, "/start_weight_update", {})
+                await self._repeated(begin, self._retry_s)
                 await self._asked("/update_weights", {"update_info": wanted})
                 break
             except EngineError as error:
