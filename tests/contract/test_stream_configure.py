@@ -122,19 +122,19 @@ IMPOSSIBLE = {
     ),
     "rights that nobody counts yet": (
         {"max_staleness": 1},
-        lambda stream: None,
+        ExperienceStream.join_group,
         lambda stream, count: stream.admit(count, timeout=60),
         {"max_staleness": None},
     ),
     "groups": (
         {"limit": 4},
-        lambda stream: None,
+        ExperienceStream.join_group,
         lambda stream, count: stream.take(count, timeout=60),
         {"limit": 2},
     ),
     "groups that match a query": (
         {"limit": 4, "tags": ("site",)},
-        lambda stream: None,
+        ExperienceStream.join_group,
         lambda stream, count: stream.take(count, timeout=60, where={"site": "a"}),
         {"limit": 2},
     ),
