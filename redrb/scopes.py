@@ -1,9 +1,27 @@
-"""Context managers: objects that are entered as they are, and may close at the end of the block."""
+"""Context managers: objects that are entered as they are, and may close at the end of a block."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, Self, TypeVar
+
+
+class _Closes(Protocol):
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=_Closes)
+
+
+@contextmanager
+def closed_on_error(opened: C) -> Iterator[C]:
+    """Close an object if a step in this block fails, before its user has it; else it stays open."""
+    with ExitStack() as undo:
+        undo.callback(opened.close)
+        yield opened
+        undo.pop_all()
 
 
 class Entered(ABC):

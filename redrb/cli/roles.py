@@ -43,11 +43,11 @@ _REGISTRY = {
     "admin": ("zadd", "zrangebylex", "zrem"),
 }
 _REPLAY = ("get", "sadd", "set", "sismember", "smembers", "time")
-_FETCH_WEIGHTS = ("get", "xrange", "xread", "xrevrange")
-_READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
+_FETCH_WEIGHTS = ("get", "type", "xrange", "xread", "xrevrange")
+_READ_WEIGHTS = (*_FETCH_WEIGHTS, "exists", "hget", "time")
 _LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hexists", "hscan", "xlen")
 _PUBLISH = (
-    "exists expire get hexists hget persist pexpire set smembers srem time unlink xadd xrange "
+    "exists expire get hexists hget persist pexpire set smembers srem time type unlink xadd xrange "
     "xread xrevrange xtrim"
 ).split()
 

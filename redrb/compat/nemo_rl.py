@@ -31,6 +31,7 @@ from redrb.errors import (
     StaleRun,
     StoreError,
 )
+from redrb.scopes import closed_on_error
 from redrb.table import Claim
 
 _log = logging.getLogger("redrb")
@@ -78,19 +79,20 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         url: str | None = None,
         namespace: str | None = None,
     ) -> None:
-        client = connect(url)
         namespace = namespace or environment.variable("REDRB_NAMESPACE") or "default"
-        self._queue = Queue(client, namespace, environment.variable("REDRB_SECRET"))
         self._claims: dict[tuple[str, str], list[Claim]] = {}
         self._lock = threading.Lock()
         self._closed = False
-        if bootstrap:
-            self._queue.begin()
-        elif not self._queue.join():
-            raise ConfigError(
-                f"no run has begun at {self._queue.where}: build the driver's client first, and "
-                "set the same REDRB_URL and REDRB_NAMESPACE in the environment of every process."
-            )
+        with closed_on_error(connect(url)) as client:
+            self._queue = Queue(client, namespace, environment.variable("REDRB_SECRET"))
+            if bootstrap:
+                self._queue.begin()
+            elif not self._queue.join():
+                raise ConfigError(
+                    f"no run has begun at {self._queue.where}: build the driver's client first, "
+                    "and set the same REDRB_URL and REDRB_NAMESPACE in the environment of every "
+                    "process."
+                )
 
     def register_partition(
         self,

@@ -209,7 +209,7 @@ def _connect_server(
     """Return a client of a server that answers; `on_close` is called too if it does not."""
     try:
         version = _check_server(pool, address, timeout)
-    except RedrbError:
+    except BaseException:  # an interrupt, too
         if on_close is not None:
             on_close()
         raise

@@ -19,6 +19,7 @@ from redrb import forks
 from redrb.connection.server_program import ServerProgram, dotted, find_server
 from redrb.environment import child_environment
 from redrb.errors import ConfigError, StoreUnavailable
+from redrb.scopes import closed_on_error
 
 _HEAD_BYTES = 128
 _WRITER = re.compile(rb"(redis|valkey)-ver.(\d+)\.(\d+)\.(\d+)", re.DOTALL)
@@ -145,6 +146,10 @@ class EmbeddedServer:
             start_new_session=True,  # Ctrl-C reaches only the owner, which ends the server
         )
         threading.Thread(target=self._listen, name="redrb-server-log", daemon=True).start()
+        with closed_on_error(self):
+            self._await_start()
+
+    def _await_start(self) -> None:
         if not self._ready.wait(START_TIMEOUT_S) or self._ended.is_set():
             self.close()
             reason = unreadable_data(self.directory, self.program)

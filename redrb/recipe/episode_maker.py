@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
 from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
 from redrb.recipe.prompts import endless
 from redrb.recipe.served import PROMPT_KEYS, ServedEngine, ServedWeights, scored
-from redrb.scopes import Entered
+from redrb.scopes import Entered, closed_on_error
 from redrb.train.engines import Generation, Trajectory
 from redrb.train.episodes import EpisodeMaker
 from redrb.train.episodes.groups import Episode, samples_of
@@ -165,8 +164,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
         self._choice = Choice(recipe.reward_above, recipe.reward_below)
         stream = task_of(client, recipe)
         stream.worker.weights_name = recipe.weights_name
-        with ExitStack() as undo:
-            undo.callback(stream.close)
+        with closed_on_error(stream):
             self._models: dict[str, nn.Module] = {}
             self._reference: nn.Module | None = None
             is_local = recipe.engine == "local"
@@ -198,7 +196,6 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
                 weights = self._followed = weights_of(client, recipe, self._models, self._stop)
             self._weights = weights
             self._report = EpisodeReport(self, weights, recipe.prompts_per_step, write)
-            undo.pop_all()
 
     def __exit__(self, *_: object) -> None:
         if isinstance(self._weights, ServedWeights):

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from redrb.recipe.groups import RolloutGroups
 from redrb.recipe.job_settings import agreed_settings
 from redrb.recipe.prompts import endless
 from redrb.recipe.task_settings import settings_of_maker
+from redrb.scopes import closed_on_error
 from redrb.stream import ExperienceStream
 from redrb.train import MakerEvents, Strategy
 from redrb.train.following import MakerWeights
@@ -119,8 +120,7 @@ class RecipeMaker(Maker):
         self._choice = Choice(recipe.reward_above, recipe.reward_below)
         stop = Stop(checked_stop_seconds("stop_timeout", recipe.stop_timeout))
         stream = task_of(client, recipe)
-        with ExitStack() as undo:
-            undo.callback(stream.close)
+        with closed_on_error(stream):
             models, self._reference, generation = placed_models(recipe)
             weights = weights_of(client, recipe, models, stop)
             super().__init__(
@@ -131,7 +131,6 @@ class RecipeMaker(Maker):
                 callbacks=[MakerReport(self, weights, write)],
                 generate_kwargs=generation,
             )
-            undo.pop_all()
 
     def run(self) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.

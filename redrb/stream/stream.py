@@ -81,6 +81,8 @@ class ExperienceStream(OpenTask, Closing):
             task: set `label`, `weight_version`, `metrics`.
     """
 
+    _enter_name: Callable[[], None] | None = None
+
     def __init__(
         self,
         client: Client,
@@ -160,6 +162,7 @@ class ExperienceStream(OpenTask, Closing):
             implied=implied,
             weights=weights,
             create=create,
+            enter_name=self._enter_name,
         )
         if on_full == "drop_stalest" and not opened.description.by_version:
             raise ConfigError(

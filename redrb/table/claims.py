@@ -17,7 +17,7 @@ from redrb.errors import BatchTimeout, ConfigError, StaleRun
 from redrb.experience import BufferItem
 from redrb.keys import TABLE_KEYS, check_name
 from redrb.lua.pages import PAGES
-from redrb.scopes import Entered
+from redrb.scopes import Entered, closed_on_error
 from redrb.stream import ExperienceStream, Lease, StreamStats
 from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import remove_task
@@ -70,12 +70,9 @@ class Claims:
                 stream = ExperienceStream(
                     self._client, f"{self._index.table}:{task}", namespace=self._index.namespace
                 )
-                stream.join_group()
-                try:
+                with closed_on_error(stream):
+                    stream.join_group()
                     self.fill(task, names, size)
-                except (ConfigError, StaleRun):
-                    stream.close()
-                    raise
                 fill = partial(self.fill, task, names, size)
                 known = ClaimingTask(self._index, self._reader, names, size, stream, fill)
                 self._open[task] = known

@@ -183,12 +183,16 @@ WAITING_STEPS = st.sampled_from(
         *[("ask", 4, 1), ("ask", 2, 2), ("put",), ("take",), ("ack",), ("publish",)] * 3,
         *[("ask", 3, 3), ("back",), ("kill",), ("die",), ("give_up",), ("drop",), ("jump",)],
         *[("hungry", 1), ("hungry", 2), ("hungry", 5), ("fed",), ("bound", 2), ("bound", 1)],
+        *[("bound", 0), ("per_version", 1), ("per_version", 3)],
     ]
 )
 
 
 class Waiters:
-    """Requests for rights that wait, and nobody who looks by himself: each must be woken."""
+    """Requests for rights that wait, and nobody who looks by himself.
+
+    Each must be woken when it would be answered, be it with rights or with an error.
+    """
 
     def __init__(self, bound: int, per_version: float) -> None:
         self.client = redrb.connect(f"fake://{uuid4().hex}")
@@ -281,6 +285,9 @@ class Waiters:
     def bound(self, versions: int) -> None:
         self.stream.configure(max_staleness=versions)
 
+    def per_version(self, groups: int) -> None:
+        self.stream.configure(groups_per_version=groups)
+
     def hungry(self, groups: int) -> None:
         """A take waits for groups, which makers may begin beyond the bound."""
         self.fed()
@@ -308,7 +315,7 @@ class Waiters:
     st.lists(WAITING_STEPS, min_size=30, max_size=60),
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_no_request_that_could_be_granted_waits_without_being_woken(bound, per_version, steps):
+def test_no_request_that_would_be_answered_waits_without_being_woken(bound, per_version, steps):
     waiters = Waiters(bound, per_version)
     try:
         for name, *arguments in steps:

@@ -18,7 +18,14 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import redrb
-from redrb.errors import BatchTimeout, ConfigError, EncodeError, StaleRun, StoreUnavailable
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    EncodeError,
+    StaleRun,
+    StoreClosed,
+    StoreUnavailable,
+)
 from redrb.table import Claim
 from tests.contract.test_table import WAIT_S
 
@@ -55,6 +62,17 @@ def kind() -> Iterator[Any]:
     yield RedrbDataPlaneClient
     for name in [*names, "redrb.compat.nemo_rl"]:
         del sys.modules[name]
+
+
+def test_a_client_without_a_run_leaves_no_connection(
+    kind: Any, url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = redrb.connect(url)
+    monkeypatch.setattr(sys.modules[kind.__module__], "connect", lambda _: client)
+    with pytest.raises(ConfigError, match="no run has begun"):
+        kind(url=url, namespace=namespace, bootstrap=False)
+    with pytest.raises(StoreClosed):
+        client.execute("PING")
 
 
 @pytest.fixture

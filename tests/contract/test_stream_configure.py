@@ -17,9 +17,11 @@ import pytest
 
 from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, TaskMismatch
 from redrb.cli.__main__ import main
-from redrb.connection import Client
+from redrb.connection import Client, deadline
 from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
-from redrb.stream import TaskSettings
+from redrb.stream import AdmissionStats, TaskSettings
+from redrb.stream.admission import admitter
+from redrb.stream.admission.calls import Admit
 from redrb.stream.orders import GroupFacts
 from redrb.stream.take.calls import Take
 from redrb.stream.task import configuring
@@ -109,6 +111,78 @@ def test_a_late_take_by_former_settings_leaves_no_consumer_of_a_dead_process(
     store = other._task.store
     (consumer,) = store.client.execute("XINFO", "CONSUMERS", store.keys.stream, "default")
     assert consumer[1].decode().startswith(other.consumer)
+
+
+IMPOSSIBLE = {
+    "rights": (
+        {"max_staleness": 1, "groups_per_version": 2},
+        lambda stream: stream.admit(4, timeout=0),
+        lambda stream, count: stream.admit(count, timeout=60),
+        {"max_staleness": 0},
+    ),
+    "rights that nobody counts yet": (
+        {"max_staleness": 1},
+        ExperienceStream.join_group,
+        lambda stream, count: stream.admit(count, timeout=60),
+        {"max_staleness": None},
+    ),
+    "groups": (
+        {"limit": 4},
+        ExperienceStream.join_group,
+        lambda stream, count: stream.take(count, timeout=60),
+        {"limit": 2},
+    ),
+    "groups that match a query": (
+        {"limit": 4, "tags": ("site",)},
+        ExperienceStream.join_group,
+        lambda stream, count: stream.take(count, timeout=60, where={"site": "a"}),
+        {"limit": 2},
+    ),
+    "room": (
+        {"limit": 1},
+        lambda stream: stream.put(numbered(0)),
+        lambda stream, count: stream.put([numbered(n) for n in range(count)], timeout=60),
+        {"max_bytes": 1},
+    ),
+}
+"""What is waited for: settings, what lets it wait, the call, and the change that ends it."""
+
+
+@pytest.mark.parametrize(("given", "before", "call", "change"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_a_change_makes_impossible_ends_at_once_and_keeps_nobody_waiting(
+    open_stream: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    before: Callable[[ExperienceStream], object],
+    call: Callable[[ExperienceStream, int], object],
+    change: dict[str, Any],
+) -> None:
+    for module in (deadline, admitter):
+        monkeypatch.setattr(module, "SLICE_S", 60.0)  # nobody looks without being woken
+    admin, waiting = open_stream(**given), open_stream(lease_ms=180_000)
+    before(admin)
+    keys = admin._task.store.keys
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(call, waiting, 3)
+        until(lambda: admin._store.client.execute("KEYS", f"{keys.prefix}queue:*"))
+        admin.configure(**change)
+        with pytest.raises(ConfigError):
+            ending.result(20)
+    assert not admin._store.client.execute("KEYS", f"{keys.prefix}queue:*")
+
+
+def test_a_bound_comes_while_the_request_of_a_dead_maker_is_left(open_stream: Opener) -> None:
+    """It waited for rights before the task lost its bound of staleness."""
+    admin = open_stream(max_staleness=1)
+    hour, incarnation = 3_600_000, admin.incarnation
+    admin._store.call(Admit("maker/1", 1, 1, hour, hour, hour, incarnation, "series"))
+    admin.configure(max_staleness=None)
+    trainer = open_stream(groups_per_version=2)
+    trainer.put(numbered(1))
+    trainer.take(1, timeout=0).ack()
+    trainer.configure(max_staleness=1)
+    trainer.advance(1)
+    assert trainer.stats().admission == AdmissionStats(most=4, left=4, waiting=1)
 
 
 def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:

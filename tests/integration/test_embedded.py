@@ -15,7 +15,7 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream, StoreUnavailable
-from redrb.connection import Client, embedded, server_program
+from redrb.connection import Client, connecting, embedded, server_program
 from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.server_program import ServerProgram, bundled_server, find_server
 from redrb.environment import child_environment
@@ -193,6 +193,22 @@ def test_a_server_that_does_not_start_says_why(tmp_path, monkeypatch):
     )
     with pytest.raises(StoreUnavailable, match="out of luck"):
         redrb.connect("embedded://")
+
+
+@pytest.mark.parametrize(
+    ("place", "step"), [(EmbeddedServer, "_await_start"), (connecting, "_check_server")]
+)
+def test_a_server_whose_start_is_interrupted_ends(tmp_path, monkeypatch, place, step):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            embedded.EmbeddedServer if step == "_await_start" else connecting, step, interrupted
+        )
+        with pytest.raises(KeyboardInterrupt):
+            redrb.connect(f"embedded://{tmp_path}")
+    redrb.connect(f"embedded://{tmp_path}").close()  # nobody holds the directory
 
 
 def test_without_a_server_the_error_says_what_to_install(monkeypatch):

@@ -23,6 +23,7 @@ from redrb.errors import (
     ConfigError,
     RedrbError,
     StoreDenied,
+    StoreError,
     WeightCorrupt,
     WeightTimeout,
 )
@@ -209,6 +210,22 @@ def test_a_weight_reader_fetches_each_kind_of_version(
         owner.execute("DEL", f"redrb:{{{namespace}:weights:policy}}:{kind}:4:0")
     with pytest.raises(WeightCorrupt, match="next version is a full one"):
         reader.fetch(4)
+
+
+@pytest.mark.parametrize("role", ["maker", "episode-maker", "weight-reader", "trainer", "admin"])
+def test_a_key_of_weights_that_another_program_has_written_is_named_to_each_role(
+    log_in: LogIn, owner: Client, namespace: str, role: str
+) -> None:
+    client = log_in(role)
+    pins, fence = (f"redrb:{{{namespace}:weights:policy}}:{name}" for name in ("pins", "fence"))
+    publish(owner, namespace)
+    owner.execute("SET", pins, "x")
+    with pytest.raises(StoreError, match=f"{pins} holds a string and not a hash"):
+        redrb.WeightSubscriber(client, "policy", namespace=namespace).fetch()
+    if role in ("trainer", "admin"):
+        owner.execute("SET", fence, "x")
+        with pytest.raises(StoreError, match=f"{fence} holds a string and not a hash"):
+            publish(client, namespace)
 
 
 def test_a_weight_reader_reaches_nothing_but_its_weights(

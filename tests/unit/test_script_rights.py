@@ -1,11 +1,15 @@
-"""Scripts that write check the rights of their user first, for all commands that they call."""
+"""Scripts check the rights of their user first; each command that is sent is in those of a role."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+from redrb.cli.arguments import ROLES
+from redrb.cli.roles import permissions
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.scripts import load, scripts_in
 
@@ -52,6 +56,34 @@ def test_rights_are_checked_before_the_first_write():
         written = re.search(r"'(H?SET|HSETNX|X?ADD|X?DEL|ZADD|SADD|RPUSH|UNLINK)'|\bjoin\(", body)
         assert check, name
         assert not written or check.start() < text.index(written[0]), name
+
+
+OF_THE_SERVER = {"acl", "config"}
+"""Commands of whoever keeps the server; whoever sends them goes on where they are refused."""
+
+SENDS = ("execute", "once", "add")
+"""Names of methods whose first argument is a command."""
+
+
+def sent_commands() -> Iterator[str]:
+    """Yield the commands that the package sends beside its scripts."""
+    for path in Path(str(files("redrb"))).rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in SENDS:
+                match call.args[:1]:
+                    case [ast.Constant(str(command))] if command.isupper():
+                        yield command.lower()
+
+
+def test_each_command_that_is_sent_is_in_the_rights_of_a_role():
+    words: set[str] = set()
+    for role in ROLES:
+        named = ([], []) if role == "weight-reader" else (["math"], ["rows"])
+        words.update(permissions(role, named[0], "default", "policy", None, named[1]).split())
+    allowed = {word.strip("()").removeprefix("+").partition("|")[0] for word in words}
+    sent = set(sent_commands())
+    assert {"type", "blpop", "xread"} < sent
+    assert sent - OF_THE_SERVER <= allowed
 
 
 def test_commands_as_acl_rules_and_as_lua():

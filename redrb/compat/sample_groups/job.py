@@ -25,6 +25,7 @@ from redrb.connection.deadline import checked_timeout
 from redrb.environment import PREFIX, variable
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import BufferItem
+from redrb.scopes import closed_on_error
 from redrb.stream import ExperienceStream, Lease
 from redrb.train.trainer import note_consumer, replace_predecessor
 
@@ -65,13 +66,13 @@ class JobGroups:
         kept = int(getattr(args, "async_save", None) or False) if kept is None else kept
         self._keep = checked_int("redrb_keep_checkpoints", kept)
         url, namespace, task = _names(args)
-        self._client = connect(url)
         options = dict(getattr(args, "redrb_stream", None) or {})
         self._shared = {name: options[name] for name in _SHARED_OPTIONS if name in options}
-        self.finished = ExperienceStream(
-            self._client, task, namespace=namespace, checks=(), **options
-        )
         self._files = TrainedFiles(args)
+        with closed_on_error(connect(url)) as self._client:
+            self.finished = ExperienceStream(
+                self._client, task, namespace=namespace, checks=(), **options
+            )
         self._checkpoints = getattr(args, "rollout_global_dataset", False) and any(
             getattr(args, name, None) for name in _SAVE_OPTIONS
         )

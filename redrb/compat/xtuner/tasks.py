@@ -21,6 +21,7 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.keys import check_name, is_name, replay_key
+from redrb.scopes import closed_on_error
 from redrb.stream import ExperienceStream
 from redrb.stream.options import LEASE_MS, LEAST_LEASE_MS
 from redrb.stream.take.part import Expiry
@@ -79,9 +80,8 @@ class _Stream(ExperienceStream):
     """The stream of one task, which enters its name now and whenever it creates the task anew."""
 
     def __init__(self, enter_name: Callable[[], None], *arguments: Any, **options: Any) -> None:
+        self._enter_name = enter_name
         super().__init__(*arguments, **options)
-        enter_name()
-        self._task.enter_name = enter_name
 
     def expire_by(self, rule: Expiry, statuses: Sequence[Status], ends: Ends) -> int:
         """Do what `expire` does, and note the rule's number with groups that are kept."""
@@ -267,7 +267,8 @@ class Tasks:
             max_token_staleness=NO_BOUND,
             checks=(),  # rollouts of one task may differ, and are not put into batches
         )
-        stream.join_group()
+        with closed_on_error(stream):
+            stream.join_group()
         return stream
 
 

@@ -9,10 +9,12 @@ begin_writing()
 local ask, rule = cmsgpack.unpack(ARGV[1]), rules()
 if not rule.exists or rule.incarnation ~= ask.incarnation then
   return cmsgpack.pack({outcome = 'gone'})
-elseif not rule.max_staleness or rule.max_reads ~= 1 then
-  return cmsgpack.pack({outcome = 'refused'})
 end
 local waiter, least, now = ask.waiter, ask.least, set_clock(ask.lease_ms)
+if not rule.max_staleness or rule.max_reads ~= 1 then
+  dequeue('#admission', waiter)
+  return cmsgpack.pack({outcome = 'refused'})
+end
 
 local function queue()
   if ask.ttl_ms > 0 then
@@ -33,6 +35,8 @@ local given = rights_of(waiter, -1)
 if #given > 0 then
   return cmsgpack.pack({outcome = 'granted', series = series, version = rule.version, numbers = given})
 elseif least > most_rights() then
+  dequeue('#admission', waiter)
+  wake_rights(now)
   return cmsgpack.pack({outcome = 'never', most = most_rights()})
 end
 local _, more = reclaim_rights(now)

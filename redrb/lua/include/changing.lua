@@ -6,7 +6,7 @@
 -- batch size of a trainer; the field configured those that task/configure has changed or removed, which hold
 -- whatever a process gives that opens the task (order and tags are not among them, because a
 -- process works by them itself); the field generation counts the changes.
---@include task clock facts settings waking waiters queries
+--@include task clock facts settings waiters queries
 
 local HIDDEN = {format = true, sampled = true}
 
@@ -25,17 +25,21 @@ local function record(name, old, new, who)
   end
 end
 
--- Let takes that wait with a query look again, whether the task declares its tags.
-local function wake_all_queries()
+-- Let all that wait look again: a change may let them go on, or make what they wait for impossible.
+local function wake_all(now)
+  local queues = {'#room', '#admission'}
   for _, group in ipairs(groups()) do
     for _, status in ipairs(STATUSES) do
       local pool = pool_of(group, status)
       local queries = queries_of(pool)
+      queues[#queues + 1] = pool
       for i = 1, #queries, 2 do
-        wake(queue_of(pool, queries[i]), math.huge, now_ms()) -- bound: PAGE.waiters
+        queues[#queues + 1] = queue_of(pool, queries[i])
       end
-      redis.call('UNLINK', key('queries', pool))
     end
+  end
+  for _, queue in ipairs(queues) do
+    wake(queue, math.huge, now) -- bound: PAGE.waiters
   end
 end
 
@@ -76,8 +80,9 @@ local function follow(old, new)
   end
   pack_rules()
   known_rules = nil
+  wake_all(now_ms())
   if new.tags ~= nil then
-    wake_all_queries()
+    drop_index('queries')
   end
 end
 
@@ -100,9 +105,6 @@ local function change(values, revision, who)
   if changed then
     redis.call('HSET', task, 'revision', revision)
     follow(old, new)
-    if rules().max_staleness or not rules().groups_per_version then
-      wake_room()
-    end
   end
   return changed
 end

@@ -39,7 +39,7 @@ local function report_task(report)
       report('parts:' .. names[i], counter)
     end
   end
-  if rules().groups_per_version and rules().max_staleness then
+  if rules().groups_per_version then
     report_rights(report)
   end
   local stored = redis.call('XLEN', stream)

@@ -31,7 +31,7 @@ local function pack_rules()
     limit = tonumber(stored.limit or '0'),
     max_waiting = tonumber(stored.max_waiting or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
-    groups_per_version = tonumber(stored.groups_per_version or ''),
+    groups_per_version = stored.max_staleness and tonumber(stored.groups_per_version or '') or nil,
     sorted = first and checked(first, task),
     unsorted = last and checked(last, task),
   }))

@@ -8,14 +8,15 @@ check_permissions(KEYS[1])
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local producer, count = ask.producer, #ask.sizes
-if ask.ttl_ms == 0 or not exists() then
+local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
+-- an entry larger than max_bytes needs no room: the put refuses it
+if ask.ttl_ms == 0 or not exists() or (max_bytes > 0 and ask.sizes[1] > max_bytes) then
   dequeue('#room', producer)
   wake_room()
   return cmsgpack.pack({granted = count, setting = ''})
 end
 local now = set_clock()
 remove_orphans(last_counted(), '+') -- they would take room for ever
-local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''
 if limit > 0 then
   local left = limit - redis.call('XLEN', stream)
@@ -30,8 +31,7 @@ if max_waiting > 0 then
     granted, setting = math.max(left, 0), 'max_waiting'
   end
 end
--- an entry larger than max_bytes is granted room: the put refuses it
-if max_bytes > 0 and granted > 0 and ask.sizes[1] <= max_bytes then
+if max_bytes > 0 and granted > 0 then
   local free = max_bytes - number(task, 'bytes')
   for i = 1, granted do -- bound: entries of the put
     free = free - ask.sizes[i]

@@ -94,6 +94,9 @@ if rule.max_waiting > 0 then -- groups that return may be more
   most = math.min(most > 0 and most or math.huge, math.max(rule.max_waiting, here))
 end
 if most > 0 and least > most then
+  --@include waiters waking
+  dequeue(queue, waiter)
+  wake_others(pool, where, 0, now)
   return cmsgpack.pack({outcome = 'never', amount = most})
 end
 local awaited = redis.call('EXISTS', key('queue', queue)) == 1

@@ -11,7 +11,7 @@ if not exists() then
 end
 local ask, known = cmsgpack.unpack(ARGV[1]), rules().version
 local version = math.max(number(task, 'version'), ask.version)
-local admits = rules().groups_per_version and rules().max_staleness and version ~= known
+local admits = rules().groups_per_version and version ~= known
 if admits then
   --@include versions
   advance_mark(version)

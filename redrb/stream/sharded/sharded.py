@@ -24,7 +24,7 @@ from redrb.keys import MOST_SHARDS
 from redrb.scopes import Closing
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.mixture.lease import MixtureLease
-from redrb.stream.mixture.mixture import close_all, release
+from redrb.stream.mixture.mixture import release
 from redrb.stream.options import LEASE_MS
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.options import PutOptions
@@ -192,7 +192,7 @@ class ShardedStream(Closing):
         Raises:
             StoreUnavailable: It names the shards that could not be reached; call again later.
         """
-        close_all(self._client, [*self._shards.opened, *([self._turn] if self._turn else [])])
+        self._shards.close(*([self._turn] if self._turn else []))
 
     # put
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from redrb.connection import Client
 from redrb.connection.deadline import SHORT_OUTAGE_S, Deadline, here
 from redrb.errors import StoreUnavailable, TaskMismatch
+from redrb.scopes import closed_on_error
+from redrb.stream.mixture.mixture import close_all
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.fitting import reindexed
 from redrb.stream.put.options import PutOptions
@@ -38,6 +40,13 @@ _log = logging.getLogger("redrb")
 
 class Shard(ExperienceStream):
     """One shard: a stream whose puts and takes are tried, and waited for beside others."""
+
+    def __init__(
+        self, *arguments: Any, check: Callable[[], None] | None = None, **options: Any
+    ) -> None:
+        """Open it, and call `check` whenever its task may have been created anew; it may raise."""
+        self._enter_name = check
+        super().__init__(*arguments, **options)
 
     @property
     def taker(self) -> Taker:
@@ -69,11 +78,6 @@ class Shard(ExperienceStream):
         """Wait until a waiter in its queue is woken, or should look again."""
         self._store.wait_for_wake(waiter)
 
-    def call_when_opened(self, check: Callable[[], None]) -> None:
-        """Call a function now and each time the task may have been created anew; it may raise."""
-        self._task.enter_name = check
-        check()
-
 
 class Shards:
     """The shards of a task; safe among threads.
@@ -92,7 +96,8 @@ class Shards:
         self._away: dict[str, float] = {}  # node -> when it is asked again
         self._why = ""
         self._turns = itertools.count(*random.sample(range(count), 1))  # each process another one
-        self.ask(lambda _: None)
+        with closed_on_error(self):
+            self.ask(lambda _: None)
 
     def __len__(self) -> int:
         """Return the number of shards."""
@@ -104,8 +109,8 @@ class Shards:
             with self._lock, Deadline(repeat_s=SHORT_OUTAGE_S):
                 if number not in self._open:
                     self._check_count(number)
-                    shard = Shard(self._client, self.names[number], **self._options)
-                    shard.call_when_opened(partial(self._note_count, number))
+                    check, options = partial(self._note_count, number), self._options
+                    shard = Shard(self._client, self.names[number], check=check, **options)
                     self._open[number] = shard
         return self._open[number]
 
@@ -113,6 +118,10 @@ class Shards:
     def opened(self) -> list[Shard]:
         """The shards that are open."""
         return [self._open[number] for number in sorted(self._open)]
+
+    def close(self, *others: Shard) -> None:
+        """Close the shards and others; raises StoreUnavailable as `ShardedStream.close`."""
+        close_all(self._client, [*self.opened, *others])
 
     @property
     def away(self) -> list[str]:

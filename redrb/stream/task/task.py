@@ -63,13 +63,9 @@ class Task:
         newest: The largest version of these weights that this process knows to be published.
         version: Newest weight version that the task knew when it was opened; 0: none.
         is_advanced: Whether a trainer of redrb's tells it each version.
-        enter_name: Enters the name where others find it, beside the registry; called each time the
-            task is opened, as it may have been created anew, in a Redis that has lost its data. If
-            it raises, the task counts as not opened, and the next call opens it again.
     """
 
     description: TaskDescription
-    enter_name: Callable[[], None] | None = None
     version: int = 0
     is_advanced: bool = False
 
@@ -83,6 +79,7 @@ class Task:
         implied: TaskSettings | None = None,
         weights: str | None = None,
         create: bool = True,
+        enter_name: Callable[[], None] | None = None,
     ) -> None:
         """Open a task, and create it when it is new.
 
@@ -91,6 +88,9 @@ class Task:
             implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
             create: Whether to create the task when it does not exist.
+            enter_name: Enters the name where others find it, beside the registry; called each time
+                the task is opened, as it may have been created anew, in a Redis that has lost its
+                data. If it raises, the task counts as not opened, and the next call opens it again.
 
         Raises:
             UnknownTask: The task does not exist, and `create` is False.
@@ -100,6 +100,7 @@ class Task:
         self._client = client
         self.namespace = namespace
         self._create = create
+        self._enter_name = enter_name
         self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
         self._declared = settings.as_stored()
@@ -281,8 +282,8 @@ class Task:
         if stored is None:
             raise unknown_task(self._client, self.namespace, self.name)
         Registry(self._client, self.namespace).add("task", self.name)
-        if self.enter_name is not None:
-            self.enter_name()
+        if self._enter_name is not None:
+            self._enter_name()
         self._log_held(stored)
         # the values that the settings given from here have now
         self._generation, self._configured = stored.generation, stored.configured
