@@ -548,15 +548,21 @@ def test_nobody_is_answered_by_a_mixture(server, client, policies, namespace, en
     asyncio.run(run())
 
 
-def test_an_adapter_is_merged_into_its_base(server, client, policies, namespace):
+@pytest.mark.parametrize(
+    "naming", ["actor.{}", "actor.base_model.model.{}", "base_model.model.actor.{}"]
+)
+def test_an_adapter_is_merged_into_its_base(server, client, policies, namespace, naming):
+    """As published from a plain model or one of PEFT; layers of another model are not its own."""
     layer = "model.layers.0.self_attn.q_proj"
 
     async def run() -> None:
         async with job_with_weights(server, client, policies, namespace) as job:
             for version in (2, 3):
                 a, b = torch.randn(2, 8), torch.randn(8, 2)
-                adapter = {f"actor.{layer}.lora_A": a, f"actor.{layer}.lora_B": b}
-                settings = {f"actor.{layer}": redrb.weights.LoraConfig(r=2, lora_alpha=4.0)}
+                adapter, settings = {}, {}
+                for name in (naming.format(layer), f"critic.{layer}"):
+                    adapter |= {f"{name}.lora_A": a, f"{name}.lora_B": b}
+                    settings[name] = redrb.weights.LoraConfig(r=2, lora_alpha=4.0)
                 policies.publisher.publish_lora((adapter, settings), version=version)
                 assert await job.weights.update(timeout=5) == version
                 expected = MODELS[1].state_dict()[f"{layer}.weight"] + b @ a * 2
@@ -708,6 +714,7 @@ def test_requests_with_an_adapter_end_before_other_weights_are_loaded(
     asyncio.run(run())
     assert server.loaded[:2] == [1, 3]
     assert 1 not in server.loaded[1:]
+    server.unpaused = 0  # as the other maker may resume it before this one has loaded
 
 
 def test_makers_of_one_server_each_have_the_adapter_that_they_name(

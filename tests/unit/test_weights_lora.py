@@ -296,6 +296,20 @@ def test_every_naming_fits_every_model(naming):
     assert torch.equal(coati[0].lora_B, b[:3])
 
 
+@pytest.mark.parametrize("inside", [None, "actor"])
+def test_an_adapter_of_peft_is_merged_into_a_plain_model(inside):
+    """Also where the model is one of several."""
+    trained, (plain, base) = peft_model(layer := PeftLinear()), plain_model()
+    models = [
+        each if inside is None else nn.ModuleDict({inside: each}) for each in (trained, plain)
+    ]
+    merger = LoraMerger(models[1])
+    merger.apply(merger.plan(*lora_of(models[0])))
+    a, b = (getattr(layer, f"lora_{half}")["default"].weight for half in "AB")
+    [config] = lora_of(trained)[1].values()
+    assert torch.equal(plain[0].weight, merged(base, a, b, config))
+
+
 def test_settings_may_be_any_object_with_their_names():
     class Coati:
         r, lora_alpha = 2, 6

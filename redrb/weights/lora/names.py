@@ -22,8 +22,11 @@ def lora_name(layer: str, half: str) -> str:
 
 
 def layer_name(name: str) -> str:
-    """Return a layer's name in the model without LoRA, without PEFT's prefix."""
-    return f"{name}.".removeprefix(PEFT_PREFIX).removesuffix(".")
+    """Return a layer's name in the model without LoRA, without PEFT's prefix of any of its parts.
+
+    One of several models has the prefix behind its own name: `actor.base_model.model.<layer>`.
+    """
+    return f".{name}.".replace(f".{PEFT_PREFIX}", ".")[1:-1]
 
 
 def base_names(names: Iterable[str]) -> dict[str, str]:

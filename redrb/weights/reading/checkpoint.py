@@ -43,7 +43,7 @@ class Checkpoint:
         Raises:
             WeightError: The version is an adapter whose base is not published.
             WeightMismatch: It is an adapter of a weight that its base does not have.
-            ConfigError: The version has no tensors of this prefix.
+            ConfigError: The version, or the adapter, has no tensors of this prefix.
         """
         if state is None:
             raise WeightError(
@@ -64,15 +64,15 @@ class Checkpoint:
                 'the first point, or model="" for names as the model has them.'
             )
         changes: dict[str, tuple[Tensor, Tensor, LoraConfig]] = {}
-        tensors, configs = ({}, {}) if adapter is None else (adapter.tensors, adapter.configs)
-        for layer, (a, b) in pairs(tensors).items():
-            name = f"{layer.removeprefix(prefix)}.weight"
+        mine = Adapter({}, {}) if adapter is None else adapter.of(prefix)
+        for layer, (a, b) in pairs(mine.tensors).items():
+            name = f"{layer}.weight"
             if name not in stored:
                 raise WeightMismatch(
                     f"version {described.version} of weights {described.name!r} is an adapter of "
                     f"{name!r}, which the weights below it do not have."
                 )
-            changes[name] = a, b, configs[layer]
+            changes[name] = a, b, mine.configs[layer]
         return cls(stored, changes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

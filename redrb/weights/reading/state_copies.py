@@ -32,10 +32,11 @@ class Adapter:
         """Return the layers whose names begin with `prefix`, without it, or raise ConfigError."""
         tensors: dict[str, Tensor] = {}
         configs: dict[str, LoraConfig] = {}
+        known = {layer_name(name): config for name, config in self.configs.items()}
         for name, halves in pairs(self.tensors).items():
             if name.startswith(prefix):
-                layer = layer_name(name.removeprefix(prefix))
-                configs[layer] = self.configs[name]
+                layer = name.removeprefix(prefix)
+                configs[layer] = known[name]
                 tensors |= {
                     lora_name(layer, half): each for half, each in zip("AB", halves, strict=True)
                 }
