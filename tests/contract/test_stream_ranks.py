@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ from redrb.codec import EncodedGroup
 from redrb.connection.client import Client
 from redrb.errors import StoreError, StoreUnavailable, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.calls import AskStep
+from redrb.stream.ranks.calls import AskRead, AskStep, RankStep
+from redrb.stream.ranks.ranks import PartRequest, Ranks
+from redrb.stream.take.calls import TakeRequest
 from redrb.stream.task.entries import entry_id
+from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -802,6 +806,30 @@ def test_groups_that_ranks_lease_are_saved_as_waiting(open_stream, client, tmp_p
 AWAY = StoreUnavailable("away", where="here", uncertain=True)
 
 
+@contextmanager
+def cut_off_decisions(
+    stream: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    arrives: bool,
+    error: BaseException = AWAY,
+) -> Iterator[None]:
+    """Let the reply to each decision of rank 0 be lost, or already the request."""
+    store = stream._task.store
+    call = store.call
+
+    def cut(asked, *beside):
+        decides = isinstance(asked, AskStep) and asked.decision is not None
+        reply = call(asked, *beside) if arrives or not decides else None
+        if decides:
+            raise error
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "call", cut)
+        yield
+
+
 @pytest.mark.parametrize("error", [AWAY, KeyboardInterrupt()], ids=["away", "interrupt"])
 @pytest.mark.parametrize("arrives", [False, True])
 def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
@@ -810,20 +838,11 @@ def test_rank_0_goes_on_with_a_batch_after_its_decision_was_cut_off(
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     end(leases(ranks, 4, 0))
-    store = ranks[0]._task.store
-    call = store.call
-
-    def cut(asked, *beside):
-        if isinstance(asked, AskStep) and asked.decision is not None:
-            if arrives:
-                call(asked, *beside)
-            raise error
-        return call(asked, *beside)
-
-    monkeypatch.setattr(store, "call", cut)
-    with pytest.raises(type(error)):
+    with (
+        cut_off_decisions(ranks[0], monkeypatch, arrives=arrives, error=error),
+        pytest.raises(type(error)),
+    ):
         take(ranks[0], 0, 2, 1, 4)
-    monkeypatch.undo()
     assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
 
 
@@ -831,19 +850,8 @@ def test_rank_0_that_gives_up_a_batch_which_others_have_gets_an_error(open_strea
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     end(leases(ranks, 4, 0))
-    store = ranks[0]._task.store
-    call = store.call
-
-    def cut(asked, *beside):
-        reply = call(asked, *beside)
-        if isinstance(asked, AskStep) and asked.decision is not None:
-            raise AWAY
-        return reply
-
-    monkeypatch.setattr(store, "call", cut)
-    with pytest.raises(StoreUnavailable):
+    with cut_off_decisions(ranks[0], monkeypatch, arrives=True), pytest.raises(StoreUnavailable):
         take(ranks[0], 0, 2, 1, 4)
-    monkeypatch.undo()
     with pytest.raises(LeaseLost, match="Start all ranks again"):
         take(ranks[0], 0, 2, 2, 4)
     assert len(ranks[0]) == 4
@@ -1005,3 +1013,122 @@ def test_a_job_that_is_killed_anywhere_trains_every_group_once(
             assert request > (7 if rank == 0 else 5)
             return
     raise AssertionError("it never reached its end")
+
+
+def test_a_part_that_is_read_again_is_read_once(open_stream, monkeypatch):
+    """The reply with its groups was lost, so the rank asks again; the others have still to read."""
+    ranks = [open_stream(lease_ms=600), open_stream(), open_stream()]
+    fill(ranks[0], 6)
+    end(leases(ranks, 3, 0))
+    part = take(ranks[0], 0, 3, 1, 3)
+    payload = Ranks._payload
+
+    def lost(*arguments: Any) -> Any:
+        payload(*arguments)
+        arguments[0]._number -= 1
+        raise StoreUnavailable("lost", where="", uncertain=True)
+
+    for _ in range(3):
+        monkeypatch.setattr(Ranks, "_payload", lost)
+        with pytest.raises(StoreUnavailable):
+            take(ranks[1], 1, 3, 1, 3)
+        monkeypatch.undo()
+    assert numbers(take(ranks[1], 1, 3, 1, 3)) == [4]
+    with pytest.raises(LeaseLost, match="its part was not read by rank 2"):
+        part.ack()
+    assert ranks[0].stats().ledger.acked == 3
+
+
+def test_a_part_that_a_rank_reads_again_is_waited_for(open_stream):
+    """The reply with its groups was lost, and rank 0 is ahead."""
+    ranks = [open_stream(lease_ms=600), open_stream()]
+    fill(ranks[0], 6)
+    end(leases(ranks, 2, 0))
+    part, _ = (take(ranks[rank], rank, 2, 1, 2) for rank in (0, 1))
+    again = PartRequest(RankStep(1, 2, 1), TakeRequest(2, 2, Status.COMPLETED, ""), None)
+    ranks[1]._ranks._number -= 1
+    assert ranks[1]._ranks._ask(again, None).decision
+    following = take(ranks[0], 0, 2, 2, 2)
+    with pytest.raises(LeaseLost, match="its part was not read by rank 1"):
+        part.ack()
+    following.release()
+
+
+@pytest.mark.parametrize("restarts", [(), (1,), (0,), (2, 1), (0, 1, 2)])
+def test_requests_of_ranks_may_all_be_repeated(open_stream, monkeypatch, restarts):
+    """The reply to each was lost, so it has been done already."""
+    call, payload = TaskStore.call, Ranks._payload
+    asked: dict[str, threading.Event] = defaultdict(threading.Event)
+
+    def call_twice(self, asking, *arguments):
+        if isinstance(asking, AskStep | AskRead):
+            call(self, asking, *arguments)
+        reply = call(self, asking, *arguments)
+        if isinstance(asking, AskStep):
+            asked[asking.consumer].set()
+        return reply
+
+    def payload_twice(self, *arguments):
+        number = self._number
+        payload(self, *arguments)
+        self._number = number
+        return payload(self, *arguments)
+
+    monkeypatch.setattr(TaskStore, "call", call_twice)
+    monkeypatch.setattr(Ranks, "_payload", payload_twice)
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 15)
+    for step in range(3):
+        end(leases(ranks, 3, step))
+    for rank in restarts:
+        stop_heartbeat(ranks[rank])
+        ranks[rank] = open_stream()
+    with ThreadPoolExecutor(3) as pool:
+        parts = {}
+        for rank in (*restarts, *({0, 1, 2} - set(restarts))):
+            parts[rank] = pool.submit(take, ranks[rank], rank, 3, 3, 3)
+            if rank in restarts:
+                assert asked[ranks[rank]._consumer.name].wait(30)
+        found = [parts[rank].result(30) for rank in range(3)]
+    assert [numbers(part) for part in found] == [[9], [10], [11]]
+    end(found)
+    end(leases(ranks, 3, 4))
+    assert ranks[0].stats().ledger.acked == 15
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_starts_again_gets_no_error_of_the_process_before(open_stream, rank):
+    """Not all ranks had come before, and rank 0 has not started again yet."""
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 6)
+    for error in ask_some(ranks, [1, 2], 3):
+        assert isinstance(error, BatchTimeout)
+    ranks = [open_stream() for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        parts = [pool.submit(take, ranks[rank], rank, 3, 0, 3)]
+        time.sleep(0.2)
+        assert not parts[0].done()
+        others = {0, 1, 2} - {rank}
+        parts += [pool.submit(take, ranks[other], other, 3, 0, 3) for other in others]
+        assert flat(numbers(part.result(30)) for part in parts) == [0, 1, 2]
+
+
+def test_rank_0_learns_that_its_decision_stands_though_a_rank_has_started_again(
+    open_stream, monkeypatch
+):
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 9)
+    end(leases(ranks, 3, 0))
+    with cut_off_decisions(ranks[0], monkeypatch, arrives=True), pytest.raises(StoreUnavailable):
+        take(ranks[0], 0, 3, 1, 3)
+    ranks[1] = open_stream()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(take, ranks[1], 1, 3, 2, 3)]
+        time.sleep(0.2)
+        own = take(ranks[0], 0, 3, 1, 3)
+        assert numbers(own) == [3]
+        with pytest.raises(LeaseLost, match="a rank has started again before it had read"):
+            own.ack()
+        waiting.append(pool.submit(take, ranks[2], 2, 3, 2, 3))
+        assert numbers(take(ranks[0], 0, 3, 2, 3)) == [3]
+        assert [numbers(each.result(30)) for each in waiting] == [[4], [5]]

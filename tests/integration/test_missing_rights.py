@@ -152,7 +152,7 @@ def test_scripts_of_a_task(user):
 def test_ranks(user):
     scene = Scene(user.client, user.namespace, 4, {})
     scene.fill()
-    ask = AskStep("default", "me", 0, 1, 0, False)
+    ask = AskStep("default", "me", 0, 1, -1)
     assert user.check(ask.script, lambda: scene.run(ask)) == StepReply()
 
 

@@ -8,9 +8,10 @@
 -- rank 0. The hash rank_steps:<group> holds
 --   <number>           a decision, until all ranks have read the one after it
 --   unread:<number>    how many ranks have not read it
---   next, base         the number of the next decision, and what it was when a rank started last
+--   next               the number of the next decision; numbers only grow
+--   base               what it was when ranks began anew: a rank that asks for less has no reply since
 --   got:<rank>         the number of the decision that a rank asks for
---   met                how many ranks there were when all had asked since that start
+--   met                how many ranks there were when all had asked since they began anew
 --   due                "<number> <time>": when the first rank that waits gives up
 --@include task clock permissions ranks
 
@@ -18,43 +19,57 @@ local KEPT_MS = 86400000 -- since the last call
 check_permissions(KEYS[1])
 begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
-local rank, world, place, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
+local rank, world, asked, consumer = ask.rank, ask.world_size, ask.number, ask.consumer
 local ranks, steps = key('ranks', ask.group), key('rank_steps', ask.group)
 local first, holder, former = unpack(redis.call('HMGET', ranks, '0', rank, 'former'))
 local met, at_due, following, base, got = unpack(redis.call('HMGET', steps, 'met', 'due', 'next', 'base',
   'got:' .. rank))
-local lead = first or former
-local starts, missing = holder ~= consumer or rank == 0 and met and tonumber(met) ~= world, {}
-if starts and holder and holder ~= consumer and ask.joined then
+following, base, got = tonumber(following or 0), tonumber(base or 0), tonumber(got)
+local lead, missing = first or former, {}
+-- a number above all known ones: Redis has lost keys
+local starts = holder ~= consumer or asked > following or rank == 0 and met and tonumber(met) ~= world
+local known = not starts and asked >= base -- if neither, the reply to its start was lost
+if holder and holder ~= consumer and asked >= 0 then
   return cmsgpack.pack({replaced = true})
 end
+if ask.decision and redis.call('HGET', steps, asked) == ask.decision then -- its reply was lost
+  return cmsgpack.pack({number = asked, decision = ask.decision})
+end
 
-if ask.joined and got and place > tonumber(got) then -- it has read the one before
-  local unread = redis.call('HINCRBY', steps, 'unread:' .. place - 1, -1)
+local before = (starts or known) and asked >= 0 and got or asked -- what it asked for last
+if asked < before then -- it reads this one again: the reply with its groups was lost
+  redis.call('HINCRBY', steps, 'unread:' .. asked, 1)
+elseif asked > before then -- it has read the one before
+  local unread = redis.call('HINCRBY', steps, 'unread:' .. asked - 1, -1)
   if unread <= 0 then
-    redis.call('HDEL', steps, place - 2, 'unread:' .. place - 1)
+    redis.call('HDEL', steps, asked - 2, 'unread:' .. asked - 1)
   end
   if unread <= 1 and rank > 0 and lead then -- rank 0 may wait for that
     wake_rank(lead .. '.read')
   end
 end
 if starts then
-  if rank == 0 or met then -- decisions so far are for others
+  if rank > 0 and lead then -- rank 0 may wait for this one
+    wake_rank(lead .. '.rank')
+    wake_rank(lead .. '.read')
+  end
+  if rank == 0 or met or holder or asked > following then -- decisions so far are for others
     wake_ranks(ask.group)
-    former, met, at_due, base = lead, nil, nil, (rank > 0 or lead == consumer) and following or 0
+    met, at_due, base = nil, nil, math.max(following, asked)
     redis.call('UNLINK', ranks)
     redis.call('HDEL', steps, 'met', 'due')
-    if base == 0 then -- nor does anybody end them
+    if rank == 0 and lead ~= consumer then -- nor does anybody end them
       redis.call('UNLINK', steps)
     end
-    redis.call('HSET', steps, 'base', base)
-    redis.call('HSET', ranks, 'former', lead or consumer)
-  elseif lead then
-    wake_rank(lead .. '.rank')
+    redis.call('HSET', steps, 'base', base, 'next', base)
+    if lead then
+      redis.call('HSET', ranks, 'former', lead)
+      former = lead
+    end
   end
-  place = tonumber(base or 0)
   redis.call('HSET', ranks, rank, consumer)
 end
+local place = known and asked or base
 local decided = redis.call('HGET', steps, place)
 if tonumber(met) ~= world then
   local all = {}
@@ -69,7 +84,7 @@ if tonumber(met) ~= world then
   end
 end
 redis.call('HSET', steps, 'got:' .. rank, place)
-if ask.decision and not starts and not decided then
+if ask.decision and known and not decided then
   decided = ask.decision
   redis.call('HSET', steps, place, decided, 'next', place + 1, 'unread:' .. place, world)
   wake_ranks(ask.group)

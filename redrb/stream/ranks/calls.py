@@ -61,8 +61,7 @@ class StepReply(msgspec.Struct, frozen=True):
     """The reply to a rank.
 
     Attributes:
-        number: The number of the decision: another one than asked for if the rank has started, or
-            another rank.
+        number: The number of the decision: another one than asked for if ranks have begun anew.
         replaced: Another process is this rank now; there is nothing else then.
         decision: The `Decision` that stands, as JSON; None: there is none yet.
         missing: Ranks that have not asked, before the first decision.
@@ -83,8 +82,8 @@ class AskStep(Call[StepReply], frozen=True):
 
     Attributes:
         consumer: The process that is this rank.
-        number: The decision that comes next; it has got those before.
-        joined: Whether this process was this rank before.
+        number: The decision that comes next, as it has got those before; -1: this process has had
+            no reply as this rank.
         left_ms: Time that it waits yet; None: no limit, or it is rank 0.
         decision: JSON of a `Decision`, which stands if there is no other one.
     """
@@ -95,7 +94,6 @@ class AskStep(Call[StepReply], frozen=True):
     rank: int
     world_size: Annotated[int, Meta(le=MOST_RANKS)]
     number: int
-    joined: bool
     left_ms: int | None = None
     decision: str | None = None
 

@@ -149,7 +149,7 @@ class Ranks:
         if proposal is not None and proposal.request != request:
             self._withdraw(proposal)
             proposal = None
-        ready = False
+        ready = proposal is not None  # its decision may stand, whatever has happened since
         while True:
             self._proposal = proposal if proposal and proposal.lease else None
             reply = self._ask(request, proposal.decision if ready and proposal else None)
@@ -369,8 +369,8 @@ class Ranks:
     def _call(
         self, place: RankStep, number: int, left_ms: int | None = None, decision: str | None = None
     ) -> AskStep:
-        joined = self._joined == place.rank
-        asked = (place.rank, place.world_size, number, joined, left_ms, decision)
+        known = number if self._joined == place.rank else -1
+        asked = (place.rank, place.world_size, known, left_ms, decision)
         return AskStep(self._consumer.group, self._consumer.name, *asked)
 
     def _ask(self, request: PartRequest, decision: str | None) -> StepReply:
