@@ -1,0 +1,126 @@
+"""`redrb gateway`: lets agents that speak OpenAI's or Anthropic's protocol fill a task."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+from redrb.checks import require_package
+from redrb.cli.arguments import Commands, add_command
+from redrb.errors import ConfigError
+from redrb.options import variable_of
+
+PORT = 8123
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+_CONNECTIONS, _GRACE_S = 4096, 10
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    text = (
+        "let agents that speak OpenAI's or Anthropic's protocol fill a task. It samples from a "
+        "vLLM, gives it each version of weights, and stores exactly the sampled tokens of each "
+        "turn before the agent reads them. Needs httpx, starlette and uvicorn (redrb's extras "
+        "engines and dashboard)."
+    )
+    parser = add_command(
+        commands, "gateway", text, _run, subject=None, json_text="print the URL as JSON"
+    )
+    parser.add_argument("--engine", required=True, help="address of vLLM: http://host:port")
+    parser.add_argument("--task", required=True, help="name of the task")
+    parser.add_argument("--weights", required=True, help="name of the weights")
+    parser.add_argument("--model", help="the model's name at vLLM (default: its first)")
+    parser.add_argument(
+        "--host",
+        default=_LOOPBACK[0],
+        help="address that it is served at (default: 127.0.0.1, for this machine only); with "
+        f"another one {variable_of('gateway_token')} must hold a token, which opens sessions",
+    )
+    parser.add_argument("--port", type=int, default=PORT, help=f"port; 0: any (default: {PORT})")
+    parser.add_argument(
+        "--session-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="time after which a session without a request is gone (default: 600)",
+    )
+    parser.add_argument(
+        "--on-edited",
+        choices=("branch", "error"),
+        default="branch",
+        help="what becomes of a history that was edited: it begins one more sample of its session "
+        "(branch, the default), or is refused (error)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="write versions here for a vLLM without redrb's weight transfer backend",
+    )
+    parser.add_argument(
+        "--api-key-from", metavar="VARIABLE", help="environment variable with vLLM's API key"
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    import asyncio
+
+    for package, extra in (("httpx", "engines"), ("starlette", "dashboard"), ("uvicorn", "dashboard")):
+        require_package(package, extra=extra)
+    from redrb.environment import variable
+    from redrb.watch.page.server import bound_socket
+
+    token = variable(variable_of("gateway_token")) or ""
+    if options.host not in _LOOPBACK and not token:
+        raise ConfigError(
+            f"--host {options.host} is reached by other machines: set "
+            f"{variable_of('gateway_token')} to a token, which whoever opens sessions sends."
+        )
+    key = None if options.api_key_from is None else variable(options.api_key_from)
+    if options.api_key_from is not None and key is None:
+        raise ConfigError(f"there is no variable {options.api_key_from}, or it is empty.")
+    with bound_socket(options.host, options.port) as listening:
+        asyncio.run(_serve(options, listening, token, key))
+    return 0
+
+
+async def _serve(
+    options: argparse.Namespace, listening: socket.socket, token: str, key: str | None
+) -> None:
+    from redrb.cli.output import show
+    from redrb.connection import connect
+    from redrb.gateway.app import Gateway
+    from redrb.gateway.chat import ChatServer
+    from redrb.gateway.store import SessionStore
+    from redrb.stream import ExperienceStream
+    from redrb.train.engines import EngineWeights
+    from redrb.watch.page.server import serve
+
+    names = {"namespace": options.namespace}
+    url = f"http://{options.host}:{listening.getsockname()[1]}/"
+    with (
+        connect(options.url) as client,
+        ExperienceStream(client, options.task, weights=options.weights, **names) as stream,
+        SessionStore(stream, timeout_s=options.session_timeout) as store,
+    ):
+        chat = await ChatServer.open(options.engine, options.model, api_key=key)
+        weights = EngineWeights(client, options.weights, chat.engine, options.folder, **names)
+        gateway = Gateway(store, chat, weights, token=token, on_edited=options.on_edited)
+        try:
+            await serve(
+                gateway.app(hosts=list(_LOOPBACK) if options.host in _LOOPBACK else None),
+                gateway,
+                listening,
+                lambda: show(
+                    {"url": url},
+                    [f"{url} fills task {options.task!r} until Ctrl-C"],
+                    as_json=options.json,
+                ),
+                connections=_CONNECTIONS,
+                grace_s=_GRACE_S,
+            )
+        finally:
+            weights.close()
+            await chat.close()
