@@ -1,0 +1,19 @@
+-- Let a session live on, or let it get no more turns, before the caller reads it.
+-- KEYS[1] stream
+-- ARGV    the call `UseSession` of redrb/gateway/calls.py
+-- Returns its reply
+--@include task sessions permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+local ask = cmsgpack.unpack(ARGV[1])
+local session = key('session', ask.session)
+local head = head_of(session)
+if not head then
+  return cmsgpack.pack('unknown')
+end
+renew(session, head, ask.ttl_ms)
+if ask.ends and number(session, 'turns') > 0 then
+  redis.call('HSET', session, 'over', 1)
+end
+return cmsgpack.pack('used')
