@@ -121,7 +121,12 @@ class ChatBackend(BackendServer):
         prompt, most, temperature, ends, labels, *rest = given
         words = _stop.get([])
         done = await super()._sampled(
-            prompt, most, temperature, _Ends(ends, words), labels, *rest  # type: ignore[arg-type]
+            prompt,
+            most,
+            temperature,
+            _Ends(ends, words),
+            labels,
+            *rest,  # type: ignore[arg-type]
         )
         self.samples.append(Sample(prompt, done[0], done[1], labels[: len(done[0])]))
         return done

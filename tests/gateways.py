@@ -58,7 +58,7 @@ class GatewayThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # the thread that waits gets it
+        except BaseException as error:  # noqa: BLE001 (the thread that waits gets it)
             self._error = error
         finally:
             self._ready.set()
@@ -66,9 +66,7 @@ class GatewayThread:
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         chat = await ChatServer.open(self._engine)
-        stream = ExperienceStream(
-            self._client, self._task, namespace=self._namespace, create=False
-        )
+        stream = ExperienceStream(self._client, self._task, namespace=self._namespace, create=False)
         weights = EngineWeights(self._client, self._name, chat.engine, namespace=self._namespace)
         with SessionStore(stream, timeout_s=self._timeout_s) as store:
             self.gateway = Gateway(store, chat, weights, **self._options)

@@ -67,8 +67,9 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     import asyncio
 
-    for package, extra in (("httpx", "engines"), ("starlette", "dashboard"), ("uvicorn", "dashboard")):
-        require_package(package, extra=extra)
+    require_package("httpx", extra="engines")
+    require_package("starlette", extra="dashboard")
+    require_package("uvicorn", extra="dashboard")
     from redrb.environment import variable
     from redrb.watch.page.server import bound_socket
 
@@ -102,7 +103,7 @@ async def _serve(
     url = f"http://{options.host}:{listening.getsockname()[1]}/"
     with (
         connect(options.url) as client,
-        ExperienceStream(client, options.task, weights=options.weights, **names) as stream,
+        ExperienceStream(client, options.task, create=False, **names) as stream,
         SessionStore(stream, timeout_s=options.session_timeout) as store,
     ):
         chat = await ChatServer.open(options.engine, options.model, api_key=key)

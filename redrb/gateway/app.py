@@ -17,11 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from redrb.errors import (
-    AdmissionTimeout,
     ConfigError,
     EncodeError,
     EngineError,
@@ -34,7 +33,6 @@ from redrb.gateway.chat import ChatServer, stored
 from redrb.gateway.messages import (
     MOST_BYTES,
     Ask,
-    Json,
     Protocol,
     Refused,
     ask_of,
@@ -154,7 +152,8 @@ class Gateway:
             done = turn.sampled
             tokens = {"token_ids": done.tokens, "token_versions": done.versions}
         if ask.stream:
-            return StreamingResponse(events_of(ask, reply, tokens), media_type="text/event-stream")
+            events = b"".join(events_of(ask, reply, tokens))
+            return Response(events, media_type="text/event-stream")
         return JSONResponse(body_of(ask, reply, tokens))
 
     async def _sampled(self, session: Session, ask: Ask) -> Turn:
@@ -195,9 +194,9 @@ class Gateway:
                     parent, given, is_edited = -1, whole, True
         if is_edited and self._on_edited == "error":
             raise Refused(
-                "this history is not what was sampled: it was edited, goes on from an earlier turn, "
-                "or is another conversation. Send the messages as they were answered, open another "
-                "session for it, or start the gateway with --on-edited branch.",
+                "this history is not what was sampled: it was edited, goes on from an earlier "
+                "turn, or is another conversation. Send the messages as they were answered, open "
+                "another session for it, or start the gateway with --on-edited branch.",
                 409,
             )
         if given is None:
@@ -207,7 +206,12 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         await self._session(request)
         name = self._chat.model
-        model = {"id": name, "object": "model", "type": "model", "display_name": name}
+        model: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "type": "model",
+            "display_name": name,
+        }
         model |= {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "redrb"}
         page = {"has_more": False, "first_id": name, "last_id": name}
         return JSONResponse({"object": "list", "data": [model], **page})
@@ -215,7 +219,7 @@ class Gateway:
     async def _reward(self, request: Request) -> Response:
         body = parsed(await _body_of(request))
         reward, extras = body.get("reward"), body.get("extras") or {}
-        is_number = type(reward) in (int, float)
+        is_number = isinstance(reward, (int, float)) and abs(reward) < 1e38
         if not is_number or not isinstance(extras, dict) or body.keys() - {"reward", "extras"}:
             raise Refused('give {"reward": number, "extras": {}}.')
         session = await self._session(request)

@@ -73,7 +73,9 @@ class ChatServer:
         reply = await self._http.request("/tokenize", {**body, "add_special_tokens": text is None})
         return self._tokens(reply.get("tokens"))
 
-    async def continuation(self, ask: Ask, at: int, last: int) -> tuple[list[int], list[int] | None]:
+    async def continuation(
+        self, ask: Ask, at: int, last: int
+    ) -> tuple[list[int], list[int] | None]:
         """Return the tokens of a request, and those of them that follow a reply.
 
         They are what two prompts have in common at their end whose replies differ. So nothing before
@@ -109,7 +111,7 @@ class ChatServer:
                 f"context_length_exceeded: the history has {len(tokens)} tokens, and the model's "
                 f"context {self._most}."
             )
-        stop = {"stop": ask.stop} if ask.stop else {}
+        stop: Json = {"stop": ask.stop} if ask.stop else {}
         done = await self.engine.generate(
             tokens, max_new_tokens=min(ask.most or room, room), **ask.sampling, **stop
         )
@@ -187,7 +189,9 @@ def following(
     """
     count = _common(reversed(one), reversed(other))
     tail, shown = one[len(one) - count :], whole[len(whole) - count :]
-    is_all = _common(whole, changed) >= len(whole) - count  # else some stands within the reply's turn
+    is_all = (
+        _common(whole, changed) >= len(whole) - count
+    )  # else some stands within the reply's turn
     if not tail or len(tail) == len(one) or shown[1:] != tail[1:] or not is_all:
         return None
     # turns may end with a token of their own, such as those with calls

@@ -41,7 +41,7 @@ def events_of(ask: Ask, reply: Json, tokens: Json) -> Iterator[bytes]:
     if is_text:
         parts: list[Json] = [{"text": message["content"]}, {"text": "", **last}]
     else:
-        deltas = [{"role": "assistant", "content": ""}]
+        deltas: list[Json] = [{"role": "assistant", "content": ""}]
         deltas += [{name: message[name]} for name in ("reasoning", "content") if message.get(name)]
         for index, call in enumerate(message.get("tool_calls") or ()):
             deltas.append({"tool_calls": [{"index": index, **call}]})
