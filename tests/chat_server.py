@@ -43,6 +43,27 @@ def rendered(body: dict[str, Any]) -> list[int]:
     return [*tokens, ROLES["assistant"]]
 
 
+def converted(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of Anthropic's form in OpenAI's."""
+    messages = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    for message in body["messages"]:
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        texts = "".join(each["text"] for each in blocks if each["type"] == "text")
+        calls = [
+            {"function": {"arguments": json.dumps(each["input"])}}
+            for each in blocks
+            if each["type"] == "tool_use"
+        ]
+        for each in blocks:
+            if each["type"] == "tool_result":
+                messages.append({"role": "tool", "content": each["content"]})
+        if texts or calls or message["role"] == "assistant":
+            messages.append({"role": message["role"], "content": texts, "tool_calls": calls})
+    tools = [{"function": {"name": each["name"]}} for each in body.get("tools", ())]
+    return {"messages": messages, "tools": tools}
+
+
 def parsed(tokens: list[int], number: int) -> dict[str, Any]:
     """Return the message of sampled tokens; calls have ids with this number."""
     shown = tokens[:-1] if tokens[-1] == END else tokens
@@ -108,6 +129,7 @@ class ChatBackend(BackendServer):
         added = {
             "/v1/models": self._models,
             "/v1/chat/completions/render": self._render,
+            "/v1/messages/render": self._render,
             "/v1/chat/completions/derender": self._derender,
             "/v1/completions/derender": self._derender_text,
             "/tokenize": self._tokenize,
@@ -140,6 +162,8 @@ class ChatBackend(BackendServer):
 
     async def _render(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if request.path == "/v1/messages/render":
+            body = converted(body)
         contents = [each.get("content") for each in body["messages"]]
         if self.refuses and self.refuses in contents:
             return web.json_response({"error": {"message": "the template says no"}}, status=400)
@@ -148,28 +172,20 @@ class ChatBackend(BackendServer):
     async def _derender(self, request: web.Request) -> web.Response:
         body = await request.json()
         [choice] = body["generate_response"]["choices"]
-        assert body["prompt_token_ids"] == body["generate_response"]["prompt_token_ids"]
+        assert body["generate_response"]["prompt_token_ids"]
         assert body["chat_request"]["messages"]
         self._replies += 1
         found = {**choice, "message": parsed(choice["token_ids"], self._replies)}
-        return web.json_response({"choices": [_with_text(found)]})
+        return web.json_response({"choices": [found]})
 
     async def _derender_text(self, request: web.Request) -> web.Response:
         [response] = (await request.json())["generate_responses"]
         [choice] = response["choices"]
         tokens = choice["token_ids"]
         text = text_of(tokens[:-1] if tokens[-1] == END else tokens)
-        return web.json_response({"choices": [_with_text({**choice, "text": text})]})
+        return web.json_response({"choices": [{**choice, "text": text}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         begin = [ROLES["system"]] * body["add_special_tokens"]
         return web.json_response({"tokens": [*begin, *digits(body["prompt"])]})
-
-
-def _with_text(choice: dict[str, Any]) -> dict[str, Any]:
-    """Let log-probabilities name their tokens by text, as vLLM does."""
-    if content := (choice.get("logprobs") or {}).get("content"):
-        named = [{"token": text_of([each["token_id"]]), **each} for each in content]
-        return {**choice, "logprobs": {"content": named}}
-    return {**choice, "logprobs": None}

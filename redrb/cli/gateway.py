@@ -111,7 +111,7 @@ async def _serve(
         gateway = Gateway(store, chat, weights, token=token, on_edited=options.on_edited)
         try:
             await serve(
-                gateway.app(hosts=list(_LOOPBACK) if options.host in _LOOPBACK else None),
+                gateway.app(_LOOPBACK if options.host in _LOOPBACK else ("*",)),
                 gateway,
                 listening,
                 lambda: show(

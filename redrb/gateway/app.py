@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import anyio.to_thread
+import msgspec
 from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,22 +30,25 @@ from redrb.errors import (
     SessionOver,
     UnknownSession,
 )
-from redrb.gateway.chat import ChatServer, stored
+from redrb.gateway.chat import ChatServer
 from redrb.gateway.messages import (
     MOST_BYTES,
     Ask,
+    Json,
     Protocol,
     Refused,
     ask_of,
     extended,
     histories,
+    known_in,
     parsed,
     rest_of,
     text_digest,
 )
-from redrb.gateway.replies import body_of, error_of, events_of
+from redrb.gateway.replies import PROTOCOLS, Reply, error_of, models_of
 from redrb.gateway.session import Session, Turn
 from redrb.gateway.store import SessionStore
+from redrb.stream.assembly.calls import OnIncomplete
 from redrb.train.engines import EngineWeights
 
 MOST_CALLS = 64
@@ -53,20 +57,28 @@ MOST_CALLS = 64
 BODY_S = 60.0
 """Seconds in which the body of a request must come."""
 
-RIGHT_S = 10.0
-"""Seconds for which a new session waits for a right, and for the weights of its version."""
+WAIT_S = 10.0
+"""Seconds for which a request waits for the first weights, a right, or the weights of its right."""
+
+MOST_REWARD = 3e38
+"""Largest reward, of either sign: samples have it as float32."""
 
 OnEdited = Literal["branch", "error"]
 
 T = TypeVar("T")
 
-_PROTOCOLS: dict[str, Protocol] = {
-    "chat/completions": "chat",
-    "completions": "text",
-    "messages": "messages",
-}
 
-_OPTIONS = {"prompt", "group_size", "tags", "least", "on_incomplete"}
+class _Opening(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: str
+    group_size: int = 1
+    tags: Json = {}
+    least: int | None = None
+    on_incomplete: OnIncomplete = "drop"
+
+
+class _Ending(msgspec.Struct, forbid_unknown_fields=True):
+    reward: Annotated[float, msgspec.Meta(ge=-MOST_REWARD, le=MOST_REWARD)]
+    extras: Json = {}
 
 
 class Gateway:
@@ -87,7 +99,7 @@ class Gateway:
         on_edited: OnEdited = "branch",
     ) -> None:
         self._store, self._chat, self._weights = store, chat, weights
-        self._token, self._on_edited = token, on_edited
+        self._token, self._on_edited = token.encode(), on_edited
         self._loaded = asyncio.Event()
         self._calls, self._waits = CapacityLimiter(MOST_CALLS), CapacityLimiter(MOST_CALLS)
 
@@ -100,12 +112,12 @@ class Gateway:
     async def close(self) -> None:
         """End nothing: requests in flight have a while to end."""
 
-    def app(self, hosts: list[str] | None = None) -> Starlette:
+    def app(self, hosts: Sequence[str] = ("*",)) -> Starlette:
         """Return the application; `hosts` are values of the header Host that are served."""
         below = "/s/{id}.{secret}"
         turns = [
             Route(f"{below}/v1/{path}", partial(self._turn, protocol), methods=["POST"])
-            for path, protocol in _PROTOCOLS.items()
+            for path, protocol in PROTOCOLS.items()
         ]
         return Starlette(
             routes=[
@@ -115,24 +127,29 @@ class Gateway:
                 Route(f"{below}/reward", self._reward, methods=["POST"]),
                 Route(below, self._drop, methods=["DELETE"]),
             ],
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ["*"])],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
             exception_handlers={RedrbError: _failed, HTTPException: _failed},
         )
 
     async def _open(self, request: Request) -> Response:
-        _, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._token and not hmac.compare_digest(given, self._token):
             raise Refused("the gateway's token is missing or wrong.", 401)
-        body = parsed(await _body_of(request))
-        if body.keys() - _OPTIONS or not isinstance(body.get("tags") or {}, dict):
-            raise Refused(f"a session has these fields: {', '.join(sorted(_OPTIONS))}.")
-        size, prompt = body.pop("group_size", 1), body.pop("prompt", "")
+        body = known_in(parsed(await _body_of(request)), _Opening)
         await self._until_loaded()
-        opening = partial(self._store.open, prompt, size=size, wait_s=RIGHT_S, **body)
-        opened = await self._in_thread(opening, self._waits)
+        opening = partial(
+            self._store.open,
+            body.prompt,
+            size=body.group_size,
+            tags=body.tags,
+            least=body.least,
+            on_incomplete=body.on_incomplete,
+            wait_s=WAIT_S,
+        )
+        opened = await _in_thread(opening, self._waits)
         if opened.version is not None:
             with suppress(TimeoutError):  # staleness is counted when the group is put
-                async with asyncio.timeout(RIGHT_S):
+                async with asyncio.timeout(WAIT_S):
                     await self._weights.reach(opened.version)
         url = f"{request.base_url}s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
@@ -147,14 +164,16 @@ class Gateway:
         turn = next((each for each in session.turns if each.request == ask.request), None)
         if turn is None:
             turn = await self._sampled(session, ask)
-        reply, tokens = json.loads(turn.reply), {}
+        reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
         if ask.tokens:
-            done = turn.sampled
-            tokens = {"token_ids": done.tokens, "token_versions": done.versions}
+            reply.tokens = {
+                "token_ids": done.tokens,
+                "token_log_probs": done.log_probs,
+                "token_versions": done.versions,
+            }
         if ask.stream:
-            events = b"".join(events_of(ask, reply, tokens))
-            return Response(events, media_type="text/event-stream")
-        return JSONResponse(body_of(ask, reply, tokens))
+            return Response(b"".join(reply.events()), media_type="text/event-stream")
+        return JSONResponse(reply.body())
 
     async def _sampled(self, session: Session, ask: Ask) -> Turn:
         """Sample a turn and store it; return the one that was stored first for this request."""
@@ -162,36 +181,33 @@ class Gateway:
         parent, given, before = await self._place(session, ask)
         tokens = [*session.tokens(parent), *given]
         done = await self._chat.sample(ask, tokens)
-        reply = await self._chat.reply(ask, tokens, done)
-        whole = reply.pop("whole")
-        is_text = ask.protocol == "text"
-        after = text_digest(ask.text + whole) if is_text else extended(before, reply["message"])
+        found = await self._chat.reply(ask, tokens, done)
+        whole = found.pop("whole")
+        message = Reply(ask, found).message
         turn = Turn(
             parent=parent,
             request=ask.request,
             before=before,
-            after=after,
+            after=text_digest(ask.text + whole) if ask.text else extended(before, message),
             given=given,
             sampled=done,
-            reply=stored(reply),
+            reply=json.dumps(found).encode(),
         )
-        return await self._in_thread(partial(self._store.append, session, turn))
+        return await _in_thread(partial(self._store.append, session, turn), self._calls)
 
     async def _place(self, session: Session, ask: Ask) -> tuple[int, list[int], bytes]:
         """Return the turn that a request goes on from, the tokens between, and its digest."""
-        chain = [text_digest(ask.text)] if ask.protocol == "text" else histories(ask)
-        parent, at = _longest(session, ask, chain)
-        is_edited = bool(session.turns) if parent < 0 else _has_child(session, parent)
+        chain = [text_digest(ask.text)] if ask.text else histories(ask)
+        parent, same = _longest(session, ask, chain)
+        is_edited = _has_child(session, parent) if parent >= 0 else bool(session.turns)
         given: list[int] | None = None
-        if parent >= 0:
+        if parent >= 0 and ask.text:
+            given = await self._chat.text(ask.text[same:]) if ask.text[same:] else []
+        elif parent >= 0:
             last = session.turns[parent].sampled.tokens[-1]
-            if ask.protocol == "text":
-                rest = rest_of(ask.text, session.turns[parent].after) or ""
-                given = await self._chat.prompt(ask, rest) if rest else []
-            else:
-                whole, given = await self._chat.continuation(ask, at, last)
-                if given is None:  # the template writes the history in another way from here on
-                    parent, given, is_edited = -1, whole, True
+            whole, given = await self._chat.continuation(ask, same - 1, last)
+            if given is None:  # the template writes the history in another way from here on
+                parent, given, is_edited = -1, whole, True
         if is_edited and self._on_edited == "error":
             raise Refused(
                 "this history is not what was sampled: it was edited, goes on from an earlier "
@@ -205,48 +221,36 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         await self._session(request)
-        name = self._chat.model
-        model: dict[str, Any] = {
-            "id": name,
-            "object": "model",
-            "type": "model",
-            "display_name": name,
-        }
-        model |= {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "redrb"}
-        page = {"has_more": False, "first_id": name, "last_id": name}
-        return JSONResponse({"object": "list", "data": [model], **page})
+        return JSONResponse(models_of(self._chat.model))
 
     async def _reward(self, request: Request) -> Response:
-        body = parsed(await _body_of(request))
-        reward, extras = body.get("reward"), body.get("extras") or {}
-        is_number = isinstance(reward, (int, float)) and abs(reward) < 1e38
-        if not is_number or not isinstance(extras, dict) or body.keys() - {"reward", "extras"}:
-            raise Refused('give {"reward": number, "extras": {}}.')
+        body = known_in(parsed(await _body_of(request)), _Ending)
         session = await self._session(request)
-        ending = partial(self._store.reward, session, float(reward), extras=extras)
-        return JSONResponse({"group": await self._in_thread(ending, self._waits)})
+        ending = partial(self._store.reward, session, body.reward, extras=body.extras)
+        return JSONResponse({"group": await _in_thread(ending, self._waits)})
 
     async def _drop(self, request: Request) -> Response:
         session = await self._session(request)
-        await self._in_thread(partial(self._store.drop, session))
+        await _in_thread(partial(self._store.drop, session), self._calls)
         return Response(status_code=204)
 
     async def _session(self, request: Request) -> Session:
         found = request.path_params
-        return await self._in_thread(partial(self._store.read, found["id"], found["secret"]))
+        reading = partial(self._store.read, found["id"], found["secret"])
+        return await _in_thread(reading, self._calls)
 
     async def _until_loaded(self) -> None:
         try:
-            async with asyncio.timeout(RIGHT_S):
+            async with asyncio.timeout(WAIT_S):
                 await self._loaded.wait()
         except TimeoutError as error:
             text = "the server has no published weights yet: does a trainer publish?"
             raise Refused(text, 503) from error
 
-    async def _in_thread(self, call: Callable[[], T], places: CapacityLimiter | None = None) -> T:
-        """Return the result of a call that waits for Redis; the end does not wait for it."""
-        limiter = self._calls if places is None else places
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+
+async def _in_thread(call: Callable[[], T], places: CapacityLimiter) -> T:
+    """Return the result of a call that waits for Redis; the end does not wait for it."""
+    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=places)
 
 
 def _has_child(session: Session, parent: int) -> bool:
@@ -254,17 +258,18 @@ def _has_child(session: Session, parent: int) -> bool:
 
 
 def _longest(session: Session, ask: Ask, chain: list[bytes]) -> tuple[int, int]:
-    """Return the turn after which the most of a history is the same, or -1; and its message."""
-    found: list[tuple[int, bool, int]] = []
+    """Return the turn after which the most is the same, or -1; and how many messages, or letters.
+
+    Of several, the newest one that no turn goes on from.
+    """
+    found = [(0, False, -1)]
     places = {digest: at for at, digest in enumerate(chain)}
     for index, turn in enumerate(session.turns):
-        length = places.get(turn.after)
-        if ask.protocol == "text" and (rest := rest_of(ask.text, turn.after)) is not None:
-            length = len(ask.text) - len(rest)
-        if length:
-            found.append((length, not _has_child(session, index), index))
-    length, _, index = max(found, default=(0, False, -1))
-    return index, length - 1
+        rest = rest_of(ask.text, turn.after) if ask.text else None
+        same = places.get(turn.after, 0) if rest is None else len(ask.text) - len(rest)
+        found += [(same, not _has_child(session, index), index)] if same else []
+    same, _, index = max(found)
+    return index, same
 
 
 async def _body_of(request: Request) -> bytes:
@@ -285,11 +290,12 @@ async def _body_of(request: Request) -> bytes:
 
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error in the protocol's form."""
+    status, text = 503, str(error)
     match error:
         case Refused():
             status = error.status
         case HTTPException():
-            status = error.status_code
+            status, text = error.status_code, error.detail
         case UnknownSession():
             status = 404
         case SessionOver():
@@ -298,11 +304,6 @@ def _failed(request: Request, error: Exception) -> Response:
             status = 400
         case EngineError() if error.is_refusal:
             status = 400
-        case _:
-            status = 503
-    headers = {"retry-after": "5"} if status == 503 else {}
-    if status == 409:
-        headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's SDKs repeat such a request
-    _, _, path = request.url.path.partition("/v1/")
-    text = error.detail if isinstance(error, HTTPException) else str(error)
-    return JSONResponse(error_of(_PROTOCOLS.get(path), status, text), status, headers)
+    # OpenAI's and Anthropic's SDKs would repeat a request with status 409
+    headers = {503: {"retry-after": "5"}, 409: {"x-should-retry": "false"}}.get(status)
+    return JSONResponse(error_of(request.url.path, status, text), status, headers)

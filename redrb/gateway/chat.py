@@ -1,9 +1,8 @@
-"""The model's chat as a vLLM server renders it: tokens of a request, and the reply of tokens."""
+"""The chat of a vLLM server: the tokens of a request, and the reply that sampled tokens are."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Iterable
@@ -15,11 +14,13 @@ from redrb.gateway.messages import Ask, Json, Refused
 from redrb.train.engines import Generation, VLLMEngine
 from redrb.train.engines.http import JsonClient
 
-_RENDER = "/v1/chat/completions/render"
+_PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+
+_TIMEOUT_S = 600.0
 
 
 class ChatServer:
-    """A vLLM server with `--enable-scale-out`, which knows the chat template and the parsers.
+    """A vLLM server with `--enable-scale-out`: it has the chat template and the parsers.
 
     Attributes:
         engine: Samples.
@@ -38,21 +39,20 @@ class ChatServer:
             ConfigError: It cannot do what the gateway needs, or has no such model.
             EngineError: It does not answer.
         """
-        http = JsonClient(url, timeout=600.0, api_key=api_key)
+        http = JsonClient(url, timeout=_TIMEOUT_S, api_key=api_key)
         try:
             found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
             name = model or next(iter(found))
             most = int(found[name]["max_model_len"])
             hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
-            await http.request(_RENDER, hello)
+            await http.request(f"{_PATHS['chat']}/render", hello)
         except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
             await http.close()
             if isinstance(error, EngineError) and error.is_outage:
                 raise
             raise ConfigError(
-                f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out"
-                + (f", which serves {model!r}" if model else "")
-                + f"; SGLang cannot do this. The server says: {error}"
+                f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
+                f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
             ) from error
         return cls(http, VLLMEngine(url, model=name, api_key=api_key), name, most)
 
@@ -61,25 +61,27 @@ class ChatServer:
         await self._http.close()
         await self.engine.close()
 
-    async def prompt(self, ask: Ask, text: str | None = None) -> list[int]:
-        """Return the tokens of a request, as the server itself would sample from them.
+    async def prompt(self, ask: Ask, messages: list[Json] | None = None) -> list[int]:
+        """Return the tokens of a request, or of the same one with other messages."""
+        if ask.text:
+            return await self.text(ask.text, is_begin=True)
+        shown = {**ask.sampling, **ask.template, "messages": messages or ask.messages}
+        body = {"model": self.model, "max_tokens": 1, **shown}
+        reply = await self._http.request(f"{_PATHS[ask.protocol]}/render", body)
+        return self._tokens(reply.get("token_ids"))
 
-        Args:
-            text: The end of a prompt, whose tokens are returned instead.
-        """
-        if ask.protocol != "text":
-            return await self._rendered(ask, ask.messages)
-        body = {"model": self.model, "prompt": ask.text if text is None else text}
-        reply = await self._http.request("/tokenize", {**body, "add_special_tokens": text is None})
-        return self._tokens(reply.get("tokens"))
+    async def text(self, text: str, *, is_begin: bool = False) -> list[int]:
+        """Return the tokens of a text, with those that begin a prompt if it is one's begin."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": is_begin}
+        return self._tokens((await self._http.request("/tokenize", body)).get("tokens"))
 
     async def continuation(
         self, ask: Ask, at: int, last: int
     ) -> tuple[list[int], list[int] | None]:
         """Return the tokens of a request, and those of them that follow a reply.
 
-        They are what two prompts have in common at their end whose replies differ. So nothing before
-        them matters, such as reasoning that the template leaves out.
+        They are what two prompts have in common at their end whose replies differ. So nothing
+        before them matters, such as reasoning that the template leaves out.
 
         Args:
             at: The reply's place in the messages.
@@ -88,15 +90,13 @@ class ChatServer:
         Returns:
             The second are None if the template shows them in another way after this reply.
         """
-        whole, (before, after) = await self.prompt(ask), (ask.messages[:at], ask.messages[at + 1 :])
-        changed = [{**each, "content": _other_than(each["content"])} for each in after]
-        variants = [
-            [*before, {"role": "assistant", "content": "0"}, *after],
-            [*before, {"role": "assistant", "content": "1"}, *after],
-            [*before, ask.messages[at], *changed],
-        ]
+        before, after = ask.messages[:at], ask.messages[at + 1 :]
+        others = [[*before, {"role": "assistant", "content": each}, *after] for each in "01"]
+        changed = [{**each, "content": _changed(each.get("content"))} for each in after]
+        others.append([*before, ask.messages[at], *changed])
+        whole = await self.prompt(ask)
         try:
-            found = await asyncio.gather(*(self._rendered(ask, each) for each in variants))
+            found = await asyncio.gather(*(self.prompt(ask, each) for each in others))
         except EngineError as error:
             if not error.is_refusal:
                 raise
@@ -104,17 +104,13 @@ class ChatServer:
         return whole, following(whole, *found, last=last)
 
     async def sample(self, ask: Ask, tokens: list[int]) -> Generation:
-        """Sample the reply to a request, whose tokens with all before them these are."""
+        """Sample the reply to a request; the tokens are those of all that is before it."""
         room = self._most - len(tokens)
         if room < 1:
-            raise Refused(
-                f"context_length_exceeded: the history has {len(tokens)} tokens, and the model's "
-                f"context {self._most}."
-            )
-        stop: Json = {"stop": ask.stop} if ask.stop else {}
-        done = await self.engine.generate(
-            tokens, max_new_tokens=min(ask.most or room, room), **ask.sampling, **stop
-        )
+            raise Refused(f"context_length_exceeded: {len(tokens)} tokens, at most {self._most}.")
+        sampling = ask.sampling | ({"stop": ask.stop} if ask.stop else {})
+        most = min(ask.most or room, room)
+        done = await self.engine.generate(tokens, max_new_tokens=most, **sampling)
         if done.finish == "abort":
             raise Refused("this gateway ends: send the request again.", 503)
         return done
@@ -123,58 +119,46 @@ class ChatServer:
         """Return the reply that sampled tokens are.
 
         Returns:
-            `message` in OpenAI's form, `finish`, `stop`: the stop word that ended it or None,
-            `usage`, and `logprobs` if the request asks for them. The message of a text has its text
-            as `content`, and `ended` says whether a token ended it that is not in it.
+            `message` in OpenAI's form, also of a text; `finish`; `stop`, the word that ended it, or
+            None; `usage`; `whole`, the content with that word, and a NUL if a token ended it.
         """
-        choice: Json = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
-        if ask.log_probs:
-            pairs = zip(done.tokens, done.log_probs, strict=True)
-            content = [{"token_id": token, "logprob": value} for token, value in pairs]
-            choice["logprobs"] = {"content": content}
+        choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
         response = {"choices": [choice], "prompt_token_ids": tokens}
-        body: Json = {"model": self.model}
-        if ask.protocol == "text":
-            body |= {"generate_responses": [response], "prompt_token_ids": [tokens]}
-        else:
-            request = {"model": self.model, "messages": ask.messages, **ask.template}
-            body |= {"generate_response": response, "prompt_token_ids": tokens}
-            body["chat_request"] = request
-        path = "completions" if ask.protocol == "text" else "chat/completions"
-        found = await self._http.request(f"/v1/{path}/derender", body)
+        body: Json = {"model": self.model, "generate_responses": [response]}
+        path = "/v1/completions/derender"
+        if not ask.text:
+            path = f"{_PATHS['chat']}/derender"
+            body = {"model": self.model, "generate_response": response}
+            body["chat_request"] = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
+        found = await self._http.request(path, body)
         try:
             [choice] = found["choices"]
-            message = _message(choice)
+            told = choice.get("message") or {"content": choice["text"]}
+            content = str(told["content"] or "")
         except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"{self._http.where} answered without a reply of these tokens: {error!r:.200}",
-                where=self._http.where,
-                status=200,
-            ) from error
-        ends = [(message["content"].find(word), word) for word in ask.stop]
-        cut, word = min((each for each in ends if each[0] >= 0), default=(None, None))
-        is_ended = done.finish == "stop" and word is None
-        whole, message["content"] = message["content"], message["content"][:cut]
+            raise self._malformed("a reply") from error
+        ends = sorted((content.find(word), word) for word in ask.stop if word in content)
+        cut, word = ends[0] if ends else (None, None)
+        message = {"role": "assistant", "content": content[:cut]}
+        message |= {name: told[name] for name in ("reasoning", "tool_calls") if told.get(name)}
         return {
             "id": secrets.token_hex(12),
             "created": int(time.time()),
             "message": message,
-            "whole": whole + "\0" * is_ended,
-            "finish": "tool_calls" if message.get("tool_calls") else done.finish,
+            "whole": content + "\0" * (done.finish == "stop" and word is None),
+            "finish": "tool_calls" if "tool_calls" in message else done.finish,
             "stop": word,
             "usage": [len(tokens), len(done.tokens)],
-            "logprobs": choice.get("logprobs"),
         }
-
-    async def _rendered(self, ask: Ask, messages: list[Json]) -> list[int]:
-        body = {"model": self.model, "messages": messages, **ask.template}
-        return self._tokens((await self._http.request(_RENDER, body)).get("token_ids"))
 
     def _tokens(self, found: Any) -> list[int]:
         if not isinstance(found, list) or not all(type(each) is int for each in found):
-            where = self._http.where
-            raise EngineError(f"{where} answered without token ids.", where=where, status=200)
+            raise self._malformed("token ids")
         return found
+
+    def _malformed(self, what: str) -> EngineError:
+        where = self._http.where
+        return EngineError(f"{where} answered without {what}.", where=where, status=200)
 
 
 def following(
@@ -189,9 +173,7 @@ def following(
     """
     count = _common(reversed(one), reversed(other))
     tail, shown = one[len(one) - count :], whole[len(whole) - count :]
-    is_all = (
-        _common(whole, changed) >= len(whole) - count
-    )  # else some stands within the reply's turn
+    is_all = _common(whole, changed) >= len(whole) - count  # else some stands before the end
     if not tail or len(tail) == len(one) or shown[1:] != tail[1:] or not is_all:
         return None
     # turns may end with a token of their own, such as those with calls
@@ -204,31 +186,24 @@ def _common(one: Iterable[int], other: Iterable[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _other_than(content: str) -> str:
-    return ("1" if content.startswith("0") else "0") + content
+def _changed(content: Any) -> Any:
+    """Return a content with other texts in the same blocks."""
+    if isinstance(content, list):
+        return [
+            {**each, **{name: _changed(each[name]) for name in {"text", "content"} & each.keys()}}
+            for each in content
+        ]
+    return ("1" if str(content).startswith("0") else "0") + str(content or "")
 
 
-def _message(choice: Json) -> Json:
-    """Return the message of a choice, without fields that are empty."""
-    if "text" in choice:
-        return {"role": "assistant", "content": str(choice["text"])}
-    found = choice["message"]
-    message: Json = {"role": "assistant", "content": str(found.get("content") or "")}
-    if found.get("reasoning"):
-        message["reasoning"] = str(found["reasoning"])
-    calls = [
-        {
-            "id": str(call["id"]),
-            "type": "function",
-            "function": {name: str(call["function"][name]) for name in ("name", "arguments")},
-        }
-        for call in found.get("tool_calls") or ()
+def _template(ask: Ask) -> Json:
+    """Return what parsers of replies ask of a request, in the form of OpenAI."""
+    if ask.protocol == "chat":
+        return ask.template
+    tools = [
+        {"type": "function", "function": {"name": each["name"], "parameters": each["input_schema"]}}
+        for each in ask.template.get("tools", ())
     ]
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def stored(reply: Json) -> bytes:
-    """Return a reply as a session keeps it."""
-    return json.dumps(reply).encode()
+    is_off = ask.template.get("thinking") == {"type": "disabled"}
+    effort = {"reasoning_effort": "none"} if is_off else {}
+    return effort | ({"tools": tools} if tools else {})

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
 
-from redrb.gateway.messages import Ask, Json, Protocol
+from redrb.gateway.messages import Ask, Json, Protocol, value_of
+
+PROTOCOLS: dict[str, Protocol] = {
+    "chat/completions": "chat",
+    "completions": "text",
+    "messages": "messages",
+}
+"""The protocol of each path below `/v1/`."""
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -14,116 +21,129 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 _KINDS |= {409: "invalid_request_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
-def body_of(ask: Ask, reply: Json, tokens: Json) -> Json:
-    """Return the whole body; `tokens` are fields of a choice, if the request asks for them."""
-    if ask.protocol == "messages":
-        content = [block for block, _ in _blocks(reply)]
-        return {**_opened(ask, reply), "content": content, **_ended(reply), "usage": _usage(reply)}
-    message, finish = reply["message"], reply["finish"]
-    choice: Json = {"index": 0, "finish_reason": finish, "logprobs": reply["logprobs"], **tokens}
-    if ask.protocol == "text":
-        choice["text"] = message["content"]
-        kind = "text_completion"
-    else:
-        choice["message"] = message
-        kind = "chat.completion"
-    return {**_head(ask, reply, kind), "choices": [choice], "usage": _usage(reply, "prompt")}
+@dataclass(slots=True)
+class Reply:
+    """A turn's reply for the agent that asked.
+
+    Attributes:
+        stored: As `ChatServer.reply` returns it.
+        tokens: Further fields of the choice: the tokens, if the agent asks for them.
+    """
+
+    ask: Ask
+    stored: Json
+    tokens: Json = field(default_factory=dict)
+
+    @property
+    def message(self) -> Json:
+        """The message in the form of the protocol, which the agent sends back."""
+        if self.ask.protocol == "messages":
+            return {"role": "assistant", "content": list(self._blocks())}
+        message: Json = self.stored["message"]
+        return message
+
+    def body(self) -> Json:
+        """Return the whole body."""
+        if self.ask.protocol == "messages":
+            return {**self._head(), **self.message, **self._end(), **self.tokens}
+        shown = {"text": self.message["content"]} if self.ask.text else {"message": self.message}
+        return {**self._head(), "choices": [self._choice(shown, self._end())], **self._usage()}
+
+    def events(self) -> Iterator[bytes]:
+        """Yield the same as server-sent events."""
+        if self.ask.protocol == "messages":
+            for each in self._message_events():
+                yield f"event: {each['type']}\n".encode() + _event(each)
+            return
+        message = self.message
+        parts: list[Json] = [{"text": message["content"]}, {"text": ""}]
+        if not self.ask.text:
+            deltas: list[Json] = [{"role": "assistant", "content": ""}]
+            named = ("reasoning", "content")
+            deltas += [{name: message[name]} for name in named if message.get(name)]
+            for index, call in enumerate(message.get("tool_calls", ())):
+                deltas.append({"tool_calls": [{"index": index, **call}]})
+            parts = [{"delta": each} for each in [*deltas, {}]]
+        for part in parts:
+            end = self._end() if part is parts[-1] else {"finish_reason": None}
+            yield _event({**self._head(".chunk"), "choices": [self._choice(part, end)]})
+        if self.ask.usage:
+            yield _event({**self._head(".chunk"), "choices": [], **self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _head(self, chunk: str = "") -> Json:
+        id_, model = self.stored["id"], self.ask.model
+        if self.ask.protocol == "messages":
+            return {"id": f"msg_{id_}", "type": "message", "model": model, **self._usage()}
+        kind = "text_completion" if self.ask.text else f"chat.completion{chunk}"
+        created = self.stored["created"]
+        return {"id": f"chatcmpl-{id_}", "object": kind, "created": created, "model": model}
+
+    def _end(self) -> Json:
+        finish, word = self.stored["finish"], self.stored["stop"]
+        if self.ask.protocol != "messages":
+            return {"finish_reason": finish, **self.tokens}
+        reason = "stop_sequence" if word else _REASONS[finish]
+        return {"stop_reason": reason, "stop_sequence": word}
+
+    def _choice(self, shown: Json, end: Json) -> Json:
+        return {"index": 0, "logprobs": None, **shown, **end}
+
+    def _usage(self) -> Json:
+        given, sampled = self.stored["usage"]
+        if self.ask.protocol == "messages":
+            return {"usage": {"input_tokens": given, "output_tokens": sampled}}
+        counts = {"prompt_tokens": given, "completion_tokens": sampled}
+        return {"usage": counts | {"total_tokens": given + sampled}}
+
+    def _blocks(self) -> Iterator[Json]:
+        message = self.stored["message"]
+        if text := message.get("reasoning"):
+            yield {"type": "thinking", "thinking": text, "signature": ""}
+        if text := message["content"]:
+            yield {"type": "text", "text": text}
+        for call in message.get("tool_calls", ()):
+            value = value_of(call["function"]["arguments"])
+            value = value if isinstance(value, dict) else {"arguments": value}
+            yield {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "input": value,
+            }
+
+    def _message_events(self) -> Iterator[Json]:
+        begin = {**self._head(), "role": "assistant", "content": [], "stop_reason": None}
+        yield {"type": "message_start", "message": {**begin, "stop_sequence": None}}
+        for index, block in enumerate(self._blocks()):
+            name = "input" if block["type"] == "tool_use" else str(block["type"])
+            whole, empty = block[name], {} if name == "input" else ""
+            delta = {"type": f"{name}_delta", name: whole}
+            if name == "input":
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(whole)}
+            place = {"index": index}
+            yield {"type": "content_block_start", **place, "content_block": {**block, name: empty}}
+            yield {"type": "content_block_delta", **place, "delta": delta}
+            yield {"type": "content_block_stop", **place}
+        yield {"type": "message_delta", "delta": self._end(), **self._usage(), **self.tokens}
+        yield {"type": "message_stop"}
 
 
-def events_of(ask: Ask, reply: Json, tokens: Json) -> Iterator[bytes]:
-    """Yield the same as server-sent events."""
-    if ask.protocol == "messages":
-        yield from _message_events(ask, reply)
-        return
-    is_text = ask.protocol == "text"
-    head = _head(ask, reply, "text_completion" if is_text else "chat.completion.chunk")
-    message, last = reply["message"], {"finish_reason": reply["finish"], **tokens}
-    if is_text:
-        parts: list[Json] = [{"text": message["content"]}, {"text": "", **last}]
-    else:
-        deltas: list[Json] = [{"role": "assistant", "content": ""}]
-        deltas += [{name: message[name]} for name in ("reasoning", "content") if message.get(name)]
-        for index, call in enumerate(message.get("tool_calls") or ()):
-            deltas.append({"tool_calls": [{"index": index, **call}]})
-        parts = [*({"delta": each} for each in deltas), {"delta": {}, **last}]
-    parts[-2]["logprobs"] = reply["logprobs"]
-    for part in parts:
-        yield _event({**head, "choices": [{"index": 0, "finish_reason": None, **part}]})
-    if ask.usage:
-        yield _event({**head, "choices": [], "usage": _usage(reply, "prompt")})
-    yield b"data: [DONE]\n\n"
+def models_of(name: str) -> Json:
+    """Return the list of models, as both OpenAI and Anthropic have it."""
+    model = {"id": name, "object": "model", "owned_by": "redrb", "created": 0}
+    model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    page = {"object": "list", "has_more": False, "first_id": name, "last_id": name}
+    return {**page, "data": [model]}
 
 
-def error_of(protocol: Protocol | None, status: int, message: str) -> Json:
-    """Return the body of an error."""
+def error_of(path: str, status: int, message: str) -> Json:
+    """Return the body of an error in the protocol of a path."""
     kind = _KINDS.get(status, "api_error")
-    if protocol == "messages":
+    if path.endswith("/v1/messages"):
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
-def _event(data: Json, name: str = "") -> bytes:
-    return (f"event: {name}\n" * bool(name) + f"data: {json.dumps(data)}\n\n").encode()
-
-
-def _head(ask: Ask, reply: Json, kind: str) -> Json:
-    id_ = f"{'cmpl' if ask.protocol == 'text' else 'chatcmpl'}-{reply['id']}"
-    return {"id": id_, "object": kind, "created": reply["created"], "model": ask.model}
-
-
-def _usage(reply: Json, name: str = "") -> Json:
-    given, sampled = reply["usage"]
-    if not name:
-        return {"input_tokens": given, "output_tokens": sampled}
-    counts = {"prompt_tokens": given, "completion_tokens": sampled}
-    return {**counts, "total_tokens": given + sampled}
-
-
-def _opened(ask: Ask, reply: Json) -> Json:
-    head = {"id": f"msg_{reply['id']}", "type": "message", "role": "assistant"}
-    return {**head, "model": ask.model, "content": []}
-
-
-def _ended(reply: Json) -> Json:
-    reason = "stop_sequence" if reply["stop"] else _REASONS[reply["finish"]]
-    return {"stop_reason": reason, "stop_sequence": reply["stop"]}
-
-
-def _blocks(reply: Json) -> Iterator[tuple[Json, list[Json]]]:
-    """Yield the blocks of a message of Anthropic's form, each with its deltas."""
-    message = reply["message"]
-    if text := message.get("reasoning"):
-        block = {"type": "thinking", "thinking": text, "signature": ""}
-        yield block, [{"type": "thinking_delta", "thinking": text}]
-    if text := message["content"]:
-        yield {"type": "text", "text": text}, [{"type": "text_delta", "text": text}]
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
-        delta = {"type": "input_json_delta", "partial_json": arguments}
-        yield {**block, "input": _object(arguments)}, [delta]
-
-
-def _object(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {"arguments": arguments}
-
-
-def _message_events(ask: Ask, reply: Json) -> Iterator[bytes]:
-    usage = _usage(reply)
-    begun = {**_opened(ask, reply), "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield _event({"type": "message_start", "message": begun}, "message_start")
-    empty: Json = {"thinking": "", "text": "", "input": {}}
-    for index, (block, deltas) in enumerate(_blocks(reply)):
-        begun = {**block, **{name: empty[name] for name in empty.keys() & block.keys()}}
-        for name, more in (
-            ("content_block_start", {"content_block": begun}),
-            *(("content_block_delta", {"delta": each}) for each in deltas),
-            ("content_block_stop", {}),
-        ):
-            yield _event({"type": name, "index": index, **more}, name)
-    ended = {"type": "message_delta", "delta": _ended(reply), "usage": usage}
-    yield _event(ended, "message_delta")
-    yield _event({"type": "message_stop"}, "message_stop")
+def _event(data: Json) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()
