@@ -43,9 +43,13 @@ def rendered(body: dict[str, Any]) -> list[int]:
     return [*tokens, ROLES["assistant"]]
 
 
+def joined(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(each["text"] for each in content)
+
+
 def converted(body: dict[str, Any]) -> dict[str, Any]:
     """Return a request of Anthropic's form in OpenAI's."""
-    messages = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    messages = [{"role": "system", "content": joined(body["system"])}] if "system" in body else []
     for message in body["messages"]:
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -57,7 +61,7 @@ def converted(body: dict[str, Any]) -> dict[str, Any]:
         ]
         for each in blocks:
             if each["type"] == "tool_result":
-                messages.append({"role": "tool", "content": each["content"]})
+                messages.append({"role": "tool", "content": joined(each["content"])})
         if texts or calls or message["role"] == "assistant":
             messages.append({"role": message["role"], "content": texts, "tool_calls": calls})
     tools = [{"function": {"name": each["name"]}} for each in body.get("tools", ())]

@@ -20,7 +20,7 @@ from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-SESSIONS = 10
+HTTP = httpx.Client(timeout=60)
 MODELS = {seed: tiny_model(seed) for seed in range(1, 4)}
 
 
@@ -66,20 +66,22 @@ def gateway(
 
 def opened(url: str, prompt: str = "p", **options: Any) -> str:
     """Open a session; return its URL without the version of the protocol."""
-    reply = httpx.post(f"{url}/sessions", json={"prompt": prompt, **options}, timeout=60)
+    reply = HTTP.post(f"{url}/sessions", json={"prompt": prompt, **options})
     assert reply.status_code == 201, reply.text
     return str(reply.json()["url"]).removesuffix("/v1")
 
 
-def asked(session: str, messages: list[dict[str, Any]], path: str = "chat/completions", **more: Any):
+def asked(
+    session: str, messages: list[dict[str, Any]], path: str = "chat/completions", **more: Any
+) -> dict[str, Any]:
     body = {"model": MODEL, "messages": messages, "max_tokens": 6, **more}
-    reply = httpx.post(f"{session}/v1/{path}", json=body, timeout=60)
+    reply = HTTP.post(f"{session}/v1/{path}", json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
 def rewarded(session: str, reward: float = 1.0) -> None:
-    reply = httpx.post(f"{session}/reward", json={"reward": reward}, timeout=60)
+    reply = HTTP.post(f"{session}/reward", json={"reward": reward})
     assert reply.status_code == 200, reply.text
 
 
@@ -153,13 +155,14 @@ class Record:
         return found
 
 
-def test_two_hundred_sessions_are_what_the_server_sampled(gateway, server, stream, publish, client):
+@pytest.mark.parametrize("sessions", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_stored_turns_are_what_the_server_sampled(gateway, server, stream, publish, sessions):
     """Random agents use tools, edit their history, go back and begin anew, while weights change."""
     choose = random.Random(7)
-    sessions, turns = [], 0
-    for number in range(SESSIONS):
-        if number in (70, 140):
-            publish(number // 70 + 1)
+    replies = set()
+    for number in range(sessions):
+        if number in (sessions // 3, 2 * sessions // 3):
+            publish(number * 3 // sessions + 1)
         size = choose.choice((1, 1, 2))
         for _ in range(size):
             session = opened(gateway.url, f"p{number}", group_size=size)
@@ -181,17 +184,106 @@ def test_two_hundred_sessions_are_what_the_server_sampled(gateway, server, strea
                 reply = asked(session, history, **tools, **stop)
                 assert asked(session, history, **tools, **stop) == reply  # a retry
                 message = reply["choices"][0]["message"]
-                turns += 1
+                replies.add(reply["id"])
                 message = {name: message[name] for name in message if name != "reasoning"}
                 history = [*history, message, *tool_results(message, "42")]
                 states.append(history)
-            sessions.append(session)
             rewarded(session)
     record, found = Record(server), 0
-    with stream.take(SESSIONS, timeout=60) as lease:
+    with stream.take(sessions, timeout=60) as lease:
         for group in lease.groups():
             found += record.check(group)
         lease.ack()
-    assert found == turns == len(record.samples)
-    counts = stream.stats()
-    assert counts.put == counts.acked == SESSIONS
+    assert found == len(replies) == len(record.samples)
+    ledger = stream.stats().ledger
+    assert ledger.put == ledger.acked == sessions
+
+
+LOOK = {"name": "look", "input_schema": {"type": "object"}}
+
+
+def test_the_sdk_of_openai_streams_and_uses_tools(gateway, server, stream):
+    openai = pytest.importorskip("openai")
+    session = opened(gateway.url)
+    agent = openai.OpenAI(base_url=f"{session}/v1", api_key="any", max_retries=0)
+    assert [each.id for each in agent.models.list()] == [MODEL]
+    history: list[Any] = [user("1")]
+    with_calls = 0
+    for turn in range(12):
+        asked = {"model": MODEL, "messages": history, "tools": [TOOL], "max_tokens": 20}
+        if turn % 2:
+            reply = agent.chat.completions.create(**asked)
+            assert reply.usage.completion_tokens == len(server.samples[-1].tokens)
+            message = reply.choices[0].message.model_dump()
+        else:
+            streamed = agent.chat.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            )
+            calls, text, usage = [], "", None
+            for chunk in streamed:
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    calls += [each.model_dump() for each in choice.delta.tool_calls or ()]
+            assert usage.completion_tokens == len(server.samples[-1].tokens)
+            message = {"role": "assistant", "content": text, "tool_calls": calls}
+        with_calls += bool(message.get("tool_calls"))
+        history += [message, *tool_results(message, "42"), user(str(turn))]
+    assert with_calls > 2
+    rewarded(session)
+    [[item]] = stream.take(1, timeout=20).groups()  # no turn has branched
+    assert Record(server).check([item]) == 12
+
+
+def test_the_sdk_of_anthropic_streams_and_uses_tools(gateway, server, stream):
+    anthropic = pytest.importorskip("anthropic")
+    session = opened(gateway.url)
+    agent = anthropic.Anthropic(base_url=session, api_key="any", max_retries=0)
+    assert [each.id for each in agent.models.list()] == [MODEL]
+    history: list[Any] = [user("1")]
+    with_calls = 0
+    for turn in range(12):
+        asked = {"model": MODEL, "messages": history, "tools": [LOOK], "max_tokens": 20}
+        asked["system"] = [{"type": "text", "text": "7", "cache_control": {"type": "ephemeral"}}]
+        if turn % 2:
+            reply = agent.messages.create(**asked)
+        else:
+            with agent.messages.stream(**asked) as streamed:
+                reply = streamed.get_final_message()
+        assert reply.usage.output_tokens == len(server.samples[-1].tokens)
+        calls = [each for each in reply.content if each.type == "tool_use"]
+        with_calls += bool(calls)
+        assert reply.stop_reason in ("end_turn", "max_tokens", "tool_use")
+        results = [
+            {"type": "tool_result", "tool_use_id": each.id, "content": "42"} for each in calls
+        ]
+        blocks = [each.model_dump() for each in reply.content if each.type != "thinking"]
+        history += [{"role": "assistant", "content": blocks}]
+        history += [{"role": "user", "content": [*results, {"type": "text", "text": str(turn)}]}]
+    assert with_calls > 2
+    rewarded(session)
+    [[item]] = stream.take(1, timeout=20).groups()
+    assert Record(server).check([item]) == 12
+
+
+def test_a_text_goes_on_while_it_begins_with_the_text_before(gateway, server, stream):
+    session = opened(gateway.url)
+    server.most = 4096
+
+    def completed(prompt: str, **more: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, **more}
+        reply = HTTP.post(f"{session}/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"][0]
+
+    text = "123"
+    for number in range(30):
+        choice = completed(text, stop=["7"])
+        text += choice["text"] + "7" + str(number)
+        if choice["finish_reason"] == "length":
+            text = text.replace("7" + str(number), str(number))
+    rewarded(session)
+    [group] = stream.take(1, timeout=20).groups()
+    assert Record(server).check(group) == 30
+    ended = [sample.tokens[-1] for sample in server.samples[:-1]].count(14)
+    assert len(group) == 1 + ended  # a text does not show the token that ends it
