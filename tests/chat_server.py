@@ -43,6 +43,14 @@ def rendered(body: dict[str, Any]) -> list[int]:
     return [*tokens, ROLES["assistant"]]
 
 
+def assert_tool(tool: dict[str, Any]) -> None:
+    """Raise an error for a tool that vLLM does not take."""
+    if "function" in tool:
+        tool = {"input_schema": {}, **tool["function"]}
+    if not isinstance(tool["name"], str) or not isinstance(tool["input_schema"], dict):
+        raise TypeError(f"no tool: {tool}")
+
+
 def joined(content: Any) -> str:
     return content if isinstance(content, str) else "".join(each["text"] for each in content)
 
@@ -141,7 +149,10 @@ class ChatBackend(BackendServer):
         if not self.scales and "render" in request.path:
             added = {}
         counted: Any = super()._count
-        return await counted(request, added.get(request.path, handler))
+        try:
+            return await counted(request, added.get(request.path, handler))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return web.json_response({"error": {"message": repr(error)}}, status=400)
 
     async def _sampled(self, *given: Any) -> tuple[list[int], list[float], str]:
         prompt, most, temperature, ends, labels, *rest = given
@@ -166,6 +177,8 @@ class ChatBackend(BackendServer):
 
     async def _render(self, request: web.Request) -> web.Response:
         body = await request.json()
+        for tool in body.get("tools", ()):
+            assert_tool(tool)
         if request.path == "/v1/messages/render":
             body = converted(body)
         contents = [each.get("content") for each in body["messages"]]

@@ -55,6 +55,11 @@ class GatewayThread:
         self._thread.join(60)
         assert not self._thread.is_alive()
 
+    def loaded(self) -> bool:
+        """Wait until the server has the first weights."""
+        waiting = asyncio.run_coroutine_threadsafe(self.gateway._loaded.wait(), self._loop)
+        return bool(waiting.result(60))
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())

@@ -134,6 +134,10 @@ class _Known(msgspec.Struct):
     return_token_ids: bool = False
 
 
+_BILLING = "x-anthropic-billing-header"
+"""Begins a text that Claude Code writes in another way in each request, and vLLM leaves out."""
+
+
 def parsed(data: bytes) -> Json:
     """Return the object in a body, or raise `Refused`."""
     try:
@@ -197,12 +201,9 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
 
 def histories(ask: Ask) -> list[bytes]:
     """Return the digest of the history with each number of its messages, from 0 to all."""
-    system = [
-        block
-        for block in _blocks(ask.template.get("system"))
-        if not str(block).startswith("x-anthropic-billing-header")  # another one in each request
-    ]
-    found = [_digest(b"", ask.template | {"system": system})]
+    others = {name: ask.template[name] for name in ask.template.keys() - {"system"}}
+    system = {"role": "system", "content": ask.template.get("system")}
+    found = [extended(_digest(b"", others), system)]
     for message in ask.messages:
         found.append(extended(found[-1], message))
     return found
@@ -260,7 +261,7 @@ def _blocks(content: Any) -> list[Any]:
     for block in [content] if isinstance(content, str) else content or ():
         match {"type": "text", "text": block} if isinstance(block, str) else block:
             case {"type": "text", "text": str(text)}:
-                found += [text] if text else []
+                found += [text] if text and not text.startswith(_BILLING) else []
             case {"type": "tool_use", "id": id_, "name": name, "input": value}:
                 found.append([id_, name, value])
             case {"type": "tool_result", "tool_use_id": id_, **others}:

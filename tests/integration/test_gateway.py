@@ -1,4 +1,4 @@
-"""`redrb gateway`: agents with the SDKs of OpenAI and Anthropic, on a server with a chat template."""
+"""`redrb gateway`: agents with SDKs of OpenAI and Anthropic, on a server with a chat template."""
 
 from __future__ import annotations
 
@@ -287,3 +287,282 @@ def test_a_text_goes_on_while_it_begins_with_the_text_before(gateway, server, st
     assert Record(server).check(group) == 30
     ended = [sample.tokens[-1] for sample in server.samples[:-1]].count(14)
     assert len(group) == 1 + ended  # a text does not show the token that ends it
+
+
+def failed(status: int, url: str, body: Any, **options: Any) -> str:
+    """Send a request that fails with a status; return its message."""
+    reply = HTTP.post(url, json=body, **options)
+    assert reply.status_code == status, reply.text
+    return str(reply.json()["error"]["message"])
+
+
+def test_an_edited_history_is_another_sample_whose_tokens_count_once(gateway, server, stream):
+    session = opened(gateway.url)
+    first = asked(session, [user("1")])["choices"][0]["message"]
+    whole = [user("1"), first, *tool_results(first, "4"), user("2")]
+    asked(session, whole)
+    asked(session, whole, seed=5)  # a second try
+    asked(session, [user("a summary")])
+    rewarded(session)
+    [group] = stream.take(1, timeout=20).groups()
+    assert len(group) == 3
+    assert Record(server).check(group) == 4
+    prompts = [sample.prompt for sample in server.samples]
+    assert prompts[1] == prompts[2]
+    assert sum(int(item.action_mask.sum()) for item in group) == sum(
+        len(sample.tokens) for sample in server.samples
+    )
+
+
+def test_edited_histories_are_refused_where_asked(server, client, stream, publish, namespace):
+    with GatewayThread(client, server.url, namespace=namespace, on_edited="error") as gateway:
+        session = opened(gateway.url)
+        asked(session, [user("1")])
+        url, body = f"{session}/v1/chat/completions", {"model": MODEL, "messages": [user("2")]}
+        assert "--on-edited branch" in failed(409, url, body)
+        assert HTTP.post(url, json=body).headers["x-should-retry"] == "false"
+        assert len(server.samples) == 1
+        assert asked(session, [user("1")])["usage"]["completion_tokens"] > 0  # a retry is none
+
+
+def test_a_template_that_hides_a_result_begins_a_branch(gateway, server, stream):
+    session = opened(gateway.url)
+    first = asked(session, [user("1")])["choices"][0]["message"]
+    server.refuses = "0"  # the probe's reply
+    asked(session, [user("1"), first, *tool_results(first, "4"), user("2")])
+    rewarded(session)
+    [group] = stream.take(1, timeout=20).groups()
+    assert len(group) == 2
+    assert Record(server).check(group) == 2
+
+
+def test_a_key_makes_a_second_try_of_the_same_request(gateway, server):
+    url = f"{opened(gateway.url)}/v1/chat/completions"
+    body = {"model": MODEL, "messages": [user("1")], "max_tokens": 20}
+    ids = [
+        HTTP.post(url, json={**body, "stream": stream}, headers={"idempotency-key": key}).text
+        for stream, key in ((False, "a"), (False, "a"), (False, "b"))
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert len(server.samples) == 2
+    streamed = HTTP.post(url, json={**body, "stream": True}, headers={"idempotency-key": "a"})
+    assert len(server.samples) == 2  # how the reply is sent makes no other request
+    assert json.loads(ids[0])["id"] in streamed.text
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "message"),
+    [
+        ("chat/completions", {"n": 2}, 400, "'n' is not supported"),
+        ("chat/completions", {"logit_bias": {"5": 100}}, 400, "'logit_bias'"),
+        ("chat/completions", {"tool_choice": "required"}, 400, "'tool_choice'"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("chat/completions", {"unknown": 1}, 400, "'unknown'"),
+        ("chat/completions", {"temperature": 0}, 400, "> 0"),
+        ("chat/completions", {"model": "gpt-5"}, 400, f"this gateway samples '{MODEL}'"),
+        ("chat/completions", {"max_tokens": -1}, 400, "max_tokens"),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        ("chat/completions", {"messages": [{"role": "assistant", "content": "1"}]}, 400, "last"),
+        ("chat/completions", {"messages": [user("1" * 9000)]}, 400, "context_length_exceeded"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            400,
+            "images",
+        ),
+        ("chat/completions", {"messages": [user("no")]}, 400, "the template says no"),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 9}}, 400, "'thinking'"),
+        ("messages", {"stop": ["1"]}, 400, "'stop'"),
+        ("completions", {"prompt": [1, 2], "messages": None}, 400, "prompt"),
+        ("completions", {"prompt": "1", "suffix": "2", "messages": None}, 400, "'suffix'"),
+        ("completions", {"prompt": "1"}, 400, "'messages'"),
+    ],
+)
+def test_what_a_sample_cannot_tell_is_refused(gateway, server, path, change, status, message):
+    server.refuses = "no"
+    session = opened(gateway.url)
+    body = {"model": MODEL, "messages": [user("1")], "max_tokens": 5, **change}
+    assert message in failed(status, f"{session}/v1/{path}", body)
+    assert not server.samples
+
+
+def test_a_wrong_secret_is_as_unknown_as_a_wrong_id(gateway, stream):
+    session = opened(gateway.url)
+    id_, _, secret = session.rpartition("/")[2].partition(".")
+    body = {"model": MODEL, "messages": [user("1")]}
+    told = {
+        failed(404, f"{gateway.url}/s/{key}/v1/{path}", body)
+        for key in (
+            f"{id_}.{secret[:-1]}x",
+            f"{'0' * 16}.{secret}",
+            f"{id_}.%FF",
+            f"{id_}.x.{secret}",
+        )
+        for path in ("chat/completions", "messages")
+    }
+    assert len(told) == 1
+    assert HTTP.get(f"{gateway.url}/s/{id_}.x/v1/models").status_code == 404
+    assert HTTP.delete(f"{gateway.url}/s/{id_}.x").status_code == 404
+    assert HTTP.get(f"{session}/v1/models").status_code == 200
+    assert HTTP.delete(session).status_code == 204
+    assert failed(404, f"{session}/v1/messages", body) in told
+
+
+def test_sessions_need_the_token(server, client, stream, publish, namespace):
+    with GatewayThread(client, server.url, namespace=namespace, token="s3cret") as gateway:
+        url = f"{gateway.url}/sessions"
+        for wrong in (
+            {},
+            {"authorization": "Bearer x"},
+            {"authorization": "Bearer s3creté".encode()},
+        ):
+            assert "token" in failed(401, url, {"prompt": "p"}, headers=wrong)
+        right = {"authorization": "Bearer s3cret"}
+        assert HTTP.post(url, json={"prompt": "p"}, headers=right).status_code == 201
+
+
+def test_pages_of_other_sites_open_nothing(gateway):
+    reply = HTTP.post(f"{gateway.url}/sessions", content='{"prompt": "p"}')  # text/plain, as a form
+    assert reply.status_code == 415
+
+
+def test_without_weights_or_rights_a_session_is_to_be_asked_for_later(
+    server, client, namespace, monkeypatch
+):
+    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 0.3)
+    settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
+    with (
+        ExperienceStream(client, "agents", namespace=namespace, **settings) as stream,
+        GatewayThread(client, server.url, namespace=namespace) as gateway,
+    ):
+        stream.join_group()
+        url, body = f"{gateway.url}/sessions", {"prompt": "p", "group_size": 2}
+        assert "no published weights" in failed(503, url, body)
+        publisher = WeightPublisher(client, "trainer_0", namespace=namespace)
+        named = {f"actor.{name}": each for name, each in MODELS[1].state_dict().items()}
+        publisher.publish(named, version=1)
+        assert gateway.loaded()
+        sessions = [opened(gateway.url, group_size=2) for _ in range(2)]
+        reply = HTTP.post(url, json={"prompt": "q"})
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+        for session in sessions:
+            asked(session, [user("1")])
+            rewarded(session)
+        with stream.take(1, timeout=20) as lease:
+            lease.ack()
+        publisher.publish(named, version=2)
+        opened(gateway.url, "q")
+
+
+def test_bodies_of_any_form_break_nothing(gateway, server):
+    """Valid bodies are changed at random places; each is answered, and none with status 500."""
+    choose, session = random.Random(3), opened(gateway.url)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat = {
+        "model": MODEL,
+        "messages": [
+            user("1"),
+            {"role": "assistant", "content": "2", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "3"}]},
+        ],
+        "tools": [TOOL],
+        "stop": ["4"],
+        "max_tokens": 2,
+        "stream_options": {"include_usage": True},
+    }
+    blocks = [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]
+    messages = {
+        "model": MODEL,
+        "system": "1",
+        "messages": [user("1"), {"role": "user", "content": blocks}],
+        "tools": [LOOK],
+        "max_tokens": 2,
+    }
+    text = {"model": MODEL, "prompt": "12", "max_tokens": 2, "stop": "4"}
+    deep: Any = []
+    for _ in range(70):
+        deep = [deep]
+    wrong = [None, True, 0, -1, 2**70, 1e300, "", "é\u2028\0", [], {}, [[]], [None], deep, {"a": 1}]
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, (dict, list)) or not value or choose.random() < 0.2:
+            return choose.choice(wrong)
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        at = choose.choice(list(keys))
+        copy = value.copy()
+        copy[at] = changed(value[at])
+        return copy
+
+    statuses: dict[int, int] = {}
+    for _ in range(400):
+        path, body = choose.choice(
+            [("chat/completions", chat), ("messages", messages), ("completions", text)]
+        )
+        data = json.dumps(changed(body)).encode()
+        if choose.random() < 0.2:
+            at = choose.randrange(len(data))
+            data = data[:at] + bytes([choose.randrange(256)]) + data[at + 1 :]
+        headers = {"content-type": "application/json"}
+        reply = HTTP.post(f"{session}/v1/{path}", content=data, headers=headers)
+        statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
+        assert reply.status_code in (200, 400, 503), (data, reply.text)  # 503: the server's own
+    assert statuses[400] > 100 < statuses[200] + statuses[400]
+    for path in ("reward", "v1/chat/completions"):
+        assert (
+            HTTP.post(f"{session}/{path}", content=b"[" * 10**6, headers=headers).status_code == 400
+        )
+    for reward in (None, "1", 10**400, {}):
+        failed(400, f"{session}/reward", {"reward": reward})
+    for body in ({}, {"prompt": 1}, {"prompt": "p", "group_size": 0}, {"prompt": "p", "tags": [1]}):
+        failed(400, f"{gateway.url}/sessions", body)
+    failed(400, f"{gateway.url}/sessions", {"prompt": "p", "tags": {"a": []}})
+    too_much = b'{"a": "' + b"1" * 2**25 + b'"}'
+    assert HTTP.post(f"{session}/reward", content=too_much, headers=headers).status_code == 413
+
+
+def test_a_killed_gateway_loses_and_repeats_no_turn(server, client, stream, publish, namespace):
+    openai = pytest.importorskip("openai")
+    one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
+    session = opened(one.url)
+    port, history = int(one.url.rpartition(":")[2]), [user("1")]
+    agent = openai.OpenAI(base_url=f"{session}/v1", api_key="any", max_retries=10)
+    choose, ended = random.Random(1), threading.Event()
+    server.step_s = 0.02
+
+    def talk() -> None:
+        for turn in range(20):
+            asked = {"model": MODEL, "messages": history, "max_tokens": 6, "seed": turn}
+            message = agent.chat.completions.create(**asked).choices[0].message.model_dump()
+            history.extend([message, *tool_results(message, "4"), user(str(turn))])
+        ended.set()
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    for _ in range(2):
+        ended.wait(choose.uniform(0.5, 1.5))
+        one.kill()
+        one = GatewayProcess(server.redis_url, server.url, namespace=namespace, port=port)
+    talking.join(100)
+    assert ended.is_set()
+    rewarded(session)
+    status, errors = one.end()
+    assert (status, errors) == (0, "")
+    [[item]] = stream.take(1, timeout=20).groups()
+    assert Record(server).check([item]) == 20
+    assert len(server.samples) >= 20  # one more for each turn that was not stored
+
+
+def test_a_server_without_the_calls_is_named(server, client, stream, publish, namespace):
+    server.scales = False
+    with pytest.raises(ConfigError, match="--enable-scale-out"):
+        GatewayThread(client, server.url, namespace=namespace).__enter__()
+
+
+def test_the_command_asks_for_a_token_where_others_reach_it(server, run):
+    arguments = ("--engine", server.url, "--task", "agents", "--weights", "trainer_0")
+    status, _, errors = run("gateway", *arguments, "--host", "0.0.0.0", "--port", 0)
+    assert status == 2
+    assert "REDRB_GATEWAY_TOKEN" in errors
+    status, _, errors = run("gateway", *arguments, "--port", 0)
+    assert status == 2
+    assert "agents" in errors  # there is no such task yet
