@@ -50,6 +50,7 @@ class Session(msgspec.Struct, kw_only=True):
         size: Sessions of a group.
         turns: In the order in which they were stored.
         over: Whether it has its reward, and takes no further turns.
+        short: Whether it is the last one of a group of which others were dropped.
         name: Its name in Redis.
         group: Key of the group in parts.
         prompt: Id of the prompt.
@@ -64,6 +65,7 @@ class Session(msgspec.Struct, kw_only=True):
     size: int
     turns: list[Turn] = msgspec.field(default_factory=list)
     over: bool = False
+    short: bool = False
     name: str = ""
     group: str = ""
     prompt: str = ""

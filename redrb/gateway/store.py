@@ -39,6 +39,9 @@ from redrb.unpacking import Reading, whole
 MOST_PROMPT_BYTES = 200
 """Most bytes of the id of a prompt."""
 
+SHORT_AGE = "30s"
+"""Age limit of a group whose last open session is over, while others of it were dropped."""
+
 ROOM_S = 30.0
 """Seconds for which a reward waits for room for its group; without room its parts are stored."""
 
@@ -218,7 +221,7 @@ class SessionStore(Closing):
             index=found.index,
             of=found.size,
             least=found.least,
-            part_age=self._part_age,
+            part_age=SHORT_AGE if found.short else self._part_age,
             on_incomplete="dead" if found.bury else "drop",
             admission=rights or None,
             timeout=ROOM_S,
@@ -280,12 +283,13 @@ class SessionStore(Closing):
         def read(replies: list[Reply]) -> Session | None:
             used, stored = without_errors(replies)
             fields = dict(zip(*[iter(stored)] * 2, strict=True))
-            if use.read(used) == "unknown" or not fields:
+            reply = use.read(used)
+            if reply.outcome == "unknown" or not fields:
                 return None
             session = _head(fields[b"head"])
             turns = range(whole(fields[b"turns"]))
             session.turns = [decode_turn(fields[b"%d" % index], index) for index in turns]
-            session.name, session.over = name, b"over" in fields
+            session.name, session.over, session.short = name, b"over" in fields, reply.short
             return session
 
         with Deadline(), Reading("a session"):
