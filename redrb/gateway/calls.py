@@ -17,6 +17,9 @@ MOST_TURNS = 1000
 MOST_BYTES = 64 * 2**20
 """Most bytes of the turns of a session, as they are stored: 12 for a token, and the replies."""
 
+MOST_TOKENS = 2**22
+"""Most tokens of the samples of a session, which have what their branches share once each."""
+
 
 class OpenReply(msgspec.Struct, frozen=True):
     """The reply to the request for a session.

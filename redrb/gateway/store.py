@@ -22,6 +22,7 @@ from redrb.errors import ConfigError, SessionOver, UnknownSession
 from redrb.experience.fields import Scalar
 from redrb.gateway.calls import (
     MOST_BYTES,
+    MOST_TOKENS,
     MOST_TURNS,
     AppendTurn,
     DropSession,
@@ -111,7 +112,7 @@ class SessionStore(Closing):
             tags: Of the samples of the group; those of its first session hold.
             least: Fewest sessions with which the group is put; default: all.
             on_incomplete: What becomes of a group with fewer: "drop", or "dead", a dead letter.
-            wait_s: Seconds to wait for a right.
+            wait_s: Seconds to wait for a right; 0 looks once.
 
         Raises:
             ConfigError: An argument is not usable, or the task never gives a right.
@@ -143,10 +144,11 @@ class SessionStore(Closing):
             ttl_ms=self._ttl_ms,
             incarnation="",
         )
+        wait_s = checked_number("wait_s", wait_s)
         with Deadline(wait_s):
             reply = self._opened(call)
             if reply.outcome == "unadmitted":
-                reply = self._admitted(call, wait_s)
+                reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
         return Opened(id_, secret, reply.version)
 
     def read(self, session_id: str, secret: str) -> Session:
@@ -170,6 +172,9 @@ class SessionStore(Closing):
             UnknownSession: It is gone.
             StoreUnavailable: Redis stayed away; append it again.
         """
+        known = any(each.request == turn.request for each in session.turns)
+        if not known and session.sample_tokens(turn) > MOST_TOKENS:
+            raise SessionOver(session.id, "full")
         call = AppendTurn(session.name, turn.request.hex(), self._ttl_ms, MOST_TURNS, MOST_BYTES)
         store, made = self._task.store, Pipeline()
         call.add_to(made, store.script_keys, encode_turn(turn))

@@ -212,7 +212,14 @@ def test_whoever_guesses_an_id_or_a_secret_finds_nothing(gateway):
 @pytest.mark.parametrize(
     "wrong",
     [{"prompt": ""}, {"prompt": "p" * 201}, {"prompt": "a\nb"}, {"prompt": 7}, {"size": 0}]
-    + [{"size": True}, {"least": 3}, {"least": 0}, {"on_incomplete": "keep"}, {"wait_s": -1}]
+    + [
+        {"size": True},
+        {"least": 3},
+        {"least": 0},
+        {"on_incomplete": "keep"},
+        {"wait_s": -1},
+        {"wait_s": None},
+    ]
     + [{"tags": {"a": [1]}}, {"tags": {"a": None}}, {"tags": {1: "a"}}, {"tags": "ab"}],
 )
 def test_unusable_arguments_are_refused(gateway, wrong):
@@ -243,6 +250,26 @@ def test_a_session_is_bounded(gateway, monkeypatch):
         store.append(session, turn(1, 100))
     store.append(session, turn(1))
     assert store.reward(session, 1.0) == 1
+
+
+def test_the_samples_of_branches_are_bounded(gateway, monkeypatch):
+    """What branches share is in each sample, so few stored tokens can be many."""
+    store = gateway()
+    monkeypatch.setattr(gateway_store, "MOST_TOKENS", 2000)
+    opened = store.open("p", size=1, wait_s=0)
+    store.append(store.read(opened.id, opened.secret), turn(tokens=500))
+    with pytest.raises(SessionOver) as caught:
+        for _ in range(10):
+            store.append(store.read(opened.id, opened.secret), turn(0))
+    assert caught.value.reason == "full"
+    session = store.read(opened.id, opened.secret)
+    assert len(session.turns) == 1 + 3
+    assert store.append(session, session.turns[-1]) == session.turns[-1]
+    store.reward(session, 1.0)
+    items = stream_of(store).take(1, timeout=0).items()
+    assert sum(len(item) for each in items if (item := each.sequences) is not None) == (
+        session.sample_tokens()
+    )
 
 
 @pytest.mark.parametrize("turns", [1, 1000])
