@@ -19,6 +19,7 @@ from redrb.errors import (
     RecordError,
     SessionOver,
     StoreError,
+    StoreUnavailable,
     UnknownSession,
 )
 from redrb.gateway import store as gateway_store
@@ -28,6 +29,7 @@ from redrb.gateway.store import Opened, SessionStore
 from redrb.stream.admission.calls import Admit
 from redrb.stream.put.producer import Producer
 from tests.audit import audit
+from tests.clusters import RedisCluster
 from tests.gateway_turns import turn
 from tests.parts_audit import audit_parts
 from tests.samples import numbers
@@ -649,6 +651,29 @@ def test_random_agents_at_two_gateways(gateway, seed):
         found = rights(agents.store)
     assert (found.held, found.late) == (1, 0)
     check_books(agents.store)
+
+
+def test_a_turn_is_stored_when_replicas_have_it(real_url: str, namespace: str) -> None:
+    with redrb.connect(real_url, min_replicas=1, retry_s=0.2) as client:
+        store = SessionStore(ExperienceStream(client, "math", namespace=namespace), timeout_s=600)
+        session = begun(store)
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            store.append(session, turn())
+        store.close()
+
+
+def test_sessions_are_used_through_gateways_at_a_cluster(
+    cluster: RedisCluster, namespace: str
+) -> None:
+    with redrb.connect(cluster.url, retry_s=20) as client:
+        for task in ("math", "code", "chat"):
+            streams = [ExperienceStream(client, task, namespace=namespace) for _ in range(2)]
+            one, other = (SessionStore(stream, timeout_s=600) for stream in streams)
+            session = begun(one)
+            one.append(session, turn())
+            assert rewarded(other, session) == 1
+            one.drop(session)
+            check_books(other)
 
 
 def test_a_client_that_is_used_for_sessions_leaves_no_key_that_stays(
