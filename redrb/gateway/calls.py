@@ -17,6 +17,9 @@ MOST_TURNS = 1000
 MOST_BYTES = 64 * 2**20
 """Most bytes of the turns of a session, as they are stored: 12 for a token, and the replies."""
 
+MOST_TOKENS = 2**22
+"""Most tokens of the samples of a session, which have what their branches share once each."""
+
 
 class OpenReply(msgspec.Struct, frozen=True):
     """The reply to the request for a session.
@@ -62,7 +65,19 @@ class OpenSession(Call[OpenReply], frozen=True, kw_only=True):
     right: str = ""
 
 
-class UseSession(Call[Literal["used", "unknown"]], frozen=True):
+class UseReply(msgspec.Struct, frozen=True):
+    """The reply to the use of a session.
+
+    Attributes:
+        short: Whether it was the last open session of a group that lacks others, which were
+            dropped.
+    """
+
+    outcome: Literal["used", "unknown"]
+    short: bool = False
+
+
+class UseSession(Call[UseReply], frozen=True):
     """Let a session live on, before it is read in the same round trip.
 
     Attributes:
@@ -90,8 +105,8 @@ class AppendTurn(Call[Literal["stored", "known", "over", "full", "unknown"]], fr
     most_bytes: int
 
 
-class DropSession(Call[Literal["dropped", "unknown"]], frozen=True):
-    """Delete a session; the right of its group returns if the group has no other session."""
+class DropSession(Call[Literal["dropped"]], frozen=True):
+    """Delete a session, if it is there; its group's right returns if that has no other session."""
 
     script: ClassVar = "session/drop"
     session: str

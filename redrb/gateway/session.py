@@ -50,6 +50,7 @@ class Session(msgspec.Struct, kw_only=True):
         size: Sessions of a group.
         turns: In the order in which they were stored.
         over: Whether it has its reward, and takes no further turns.
+        short: Whether it is the last one of a group of which others were dropped.
         name: Its name in Redis.
         group: Key of the group in parts.
         prompt: Id of the prompt.
@@ -64,6 +65,7 @@ class Session(msgspec.Struct, kw_only=True):
     size: int
     turns: list[Turn] = msgspec.field(default_factory=list)
     over: bool = False
+    short: bool = False
     name: str = ""
     group: str = ""
     prompt: str = ""
@@ -85,6 +87,19 @@ class Session(msgspec.Struct, kw_only=True):
         """Return all tokens up to the end of a turn, as the engine had them; none for -1."""
         turns = [self.turns[each] for each in self.path(turn)]
         return [token for each in turns for token in (*each.given, *each.sampled.tokens)]
+
+    def sample_tokens(self, *more: Turn) -> int:
+        """Return the tokens of all samples, as if the session had further turns, too.
+
+        Branches share tokens, and each sample has them all.
+        """
+        lengths: list[int] = []
+        turns = (*self.turns, *more)
+        for turn in turns:
+            before = lengths[turn.parent] if 0 <= turn.parent < len(lengths) else 0
+            lengths.append(before + len(turn.given) + len(turn.sampled.tokens))
+        parents = {turn.parent for turn in turns}
+        return sum(length for index, length in enumerate(lengths) if index not in parents)
 
     def items(self, reward: float, extras: Mapping[str, Any] | None = None) -> list[BufferItem]:
         """Return a sample for each turn that none goes on from, in the order of these turns.

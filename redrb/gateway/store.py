@@ -22,6 +22,7 @@ from redrb.errors import ConfigError, SessionOver, UnknownSession
 from redrb.experience.fields import Scalar
 from redrb.gateway.calls import (
     MOST_BYTES,
+    MOST_TOKENS,
     MOST_TURNS,
     AppendTurn,
     DropSession,
@@ -38,6 +39,9 @@ from redrb.unpacking import Reading, whole
 
 MOST_PROMPT_BYTES = 200
 """Most bytes of the id of a prompt."""
+
+SHORT_AGE = "30s"
+"""Age limit of a group whose last open session is over, while others of it were dropped."""
 
 ROOM_S = 30.0
 """Seconds for which a reward waits for room for its group; without room its parts are stored."""
@@ -108,7 +112,7 @@ class SessionStore(Closing):
             tags: Of the samples of the group; those of its first session hold.
             least: Fewest sessions with which the group is put; default: all.
             on_incomplete: What becomes of a group with fewer: "drop", or "dead", a dead letter.
-            wait_s: Seconds to wait for a right.
+            wait_s: Seconds to wait for a right; 0 looks once.
 
         Raises:
             ConfigError: An argument is not usable, or the task never gives a right.
@@ -140,10 +144,11 @@ class SessionStore(Closing):
             ttl_ms=self._ttl_ms,
             incarnation="",
         )
+        wait_s = checked_number("wait_s", wait_s)
         with Deadline(wait_s):
             reply = self._opened(call)
             if reply.outcome == "unadmitted":
-                reply = self._admitted(call, wait_s)
+                reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
         return Opened(id_, secret, reply.version)
 
     def read(self, session_id: str, secret: str) -> Session:
@@ -167,6 +172,9 @@ class SessionStore(Closing):
             UnknownSession: It is gone.
             StoreUnavailable: Redis stayed away; append it again.
         """
+        known = any(each.request == turn.request for each in session.turns)
+        if not known and session.sample_tokens(turn) > MOST_TOKENS:
+            raise SessionOver(session.id, "full")
         call = AppendTurn(session.name, turn.request.hex(), self._ttl_ms, MOST_TURNS, MOST_BYTES)
         store, made = self._task.store, Pipeline()
         call.add_to(made, store.script_keys, encode_turn(turn))
@@ -218,7 +226,7 @@ class SessionStore(Closing):
             index=found.index,
             of=found.size,
             least=found.least,
-            part_age=self._part_age,
+            part_age=SHORT_AGE if found.short else self._part_age,
             on_incomplete="dead" if found.bury else "drop",
             admission=rights or None,
             timeout=ROOM_S,
@@ -280,12 +288,13 @@ class SessionStore(Closing):
         def read(replies: list[Reply]) -> Session | None:
             used, stored = without_errors(replies)
             fields = dict(zip(*[iter(stored)] * 2, strict=True))
-            if use.read(used) == "unknown" or not fields:
+            reply = use.read(used)
+            if reply.outcome == "unknown" or not fields:
                 return None
             session = _head(fields[b"head"])
             turns = range(whole(fields[b"turns"]))
             session.turns = [decode_turn(fields[b"%d" % index], index) for index in turns]
-            session.name, session.over = name, b"over" in fields
+            session.name, session.over, session.short = name, b"over" in fields, reply.short
             return session
 
         with Deadline(), Reading("a session"):

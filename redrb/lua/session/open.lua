@@ -30,7 +30,7 @@ if not head then
     end
   end
   local count = redis.call('HINCRBY', key('gathering', group), 'next', 1)
-  redis.call('HINCRBY', key('gathering', group), 'living', 1)
+  redis.call('HINCRBY', key('gathering', group), 'open', 1)
   head = {id = ask.id, group = group, index = count - 1, size = ask.size, least = ask.least,
     bury = ask.bury, prompt = ask.prompt, place = ask.place, incarnation = found[1], series = found[2],
     right = found[3], tags = found[4]}

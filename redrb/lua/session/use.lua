@@ -10,10 +10,9 @@ local ask = cmsgpack.unpack(ARGV[1])
 local session = key('session', ask.session)
 local head = head_of(session)
 if not head then
-  return cmsgpack.pack('unknown')
+  return cmsgpack.pack({outcome = 'unknown'})
 end
 renew(session, head, ask.ttl_ms)
-if ask.ends and number(session, 'turns') > 0 then
-  redis.call('HSET', session, 'over', 1)
-end
-return cmsgpack.pack('used')
+local ends = ask.ends and number(session, 'turns') > 0
+return cmsgpack.pack({outcome = 'used',
+  short = ends and leave(head, redis.call('HSETNX', session, 'over', 1) == 1)})
