@@ -141,15 +141,15 @@ _BILLING = "x-anthropic-billing-header"
 def parsed(data: bytes) -> Json:
     """Return the object in a body, or raise `Refused`."""
     try:
-        body = msgspec.json.decode(data)
+        body = msgspec.json.decode(data, type=Json)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}.") from error
-    level = [body]
+        raise Refused(f"the body is no JSON object: {error}.") from error
+    level: list[Any] = [body]
     for _ in range(MOST_DEPTH):
         nested = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for values in nested for each in values if isinstance(each, dict | list)]
-    if level or not isinstance(body, dict):
-        raise Refused(f"the body is not an object of at most {MOST_DEPTH} levels.")
+    if level:
+        raise Refused(f"the body has more than {MOST_DEPTH} levels.")
     return {name: value for name, value in body.items() if value is not None}
 
 
