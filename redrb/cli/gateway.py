@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import socket
-from pathlib import Path
 
 from redrb.checks import require_package
 from redrb.cli.arguments import Commands, add_command
@@ -54,14 +53,6 @@ def add_to(commands: Commands) -> None:
         help="what becomes of a history that was edited: it begins one more sample of its session "
         "(branch, the default), or is refused (error)",
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="write versions here for a vLLM without redrb's weight transfer backend",
-    )
-    parser.add_argument(
-        "--api-key-from", metavar="VARIABLE", help="environment variable with vLLM's API key"
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -79,17 +70,12 @@ def _run(options: argparse.Namespace) -> int:
             f"--host {options.host} is reached by other machines: set "
             f"{variable_of('gateway_token')} to a token, which whoever opens sessions sends."
         )
-    key = None if options.api_key_from is None else variable(options.api_key_from)
-    if options.api_key_from is not None and key is None:
-        raise ConfigError(f"there is no variable {options.api_key_from}, or it is empty.")
     with bound_socket(options.host, options.port) as listening:
-        asyncio.run(_serve(options, listening, token, key))
+        asyncio.run(_serve(options, listening, token))
     return 0
 
 
-async def _serve(
-    options: argparse.Namespace, listening: socket.socket, token: str, key: str | None
-) -> None:
+async def _serve(options: argparse.Namespace, listening: socket.socket, token: str) -> None:
     from redrb.cli.output import show
     from redrb.connection import connect
     from redrb.gateway.app import Gateway
@@ -101,27 +87,22 @@ async def _serve(
 
     names = {"namespace": options.namespace}
     url = f"http://{options.host}:{listening.getsockname()[1]}/"
+
+    def ready() -> None:
+        show({"url": url}, [f"{url} fills {options.task!r} until Ctrl-C"], as_json=options.json)
+
     with (
         connect(options.url) as client,
         ExperienceStream(client, options.task, create=False, **names) as stream,
         SessionStore(stream, timeout_s=options.session_timeout) as store,
     ):
-        chat = await ChatServer.open(options.engine, options.model, api_key=key)
-        weights = EngineWeights(client, options.weights, chat.engine, options.folder, **names)
+        chat = await ChatServer.open(options.engine, options.model)
+        weights = EngineWeights(client, options.weights, chat.engine, **names)
         gateway = Gateway(store, chat, weights, token=token, on_edited=options.on_edited)
         try:
-            await serve(
-                gateway.app(_LOOPBACK if options.host in _LOOPBACK else ("*",)),
-                gateway,
-                listening,
-                lambda: show(
-                    {"url": url},
-                    [f"{url} fills task {options.task!r} until Ctrl-C"],
-                    as_json=options.json,
-                ),
-                connections=_CONNECTIONS,
-                grace_s=_GRACE_S,
-            )
+            hosts = _LOOPBACK if options.host in _LOOPBACK else ("*",)
+            more = {"connections": _CONNECTIONS, "grace_s": _GRACE_S}
+            await serve(gateway.app(hosts), gateway, listening, ready, **more)
         finally:
             weights.close()
             await chat.close()

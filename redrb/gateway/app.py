@@ -177,6 +177,8 @@ class Gateway:
 
     async def _sampled(self, session: Session, ask: Ask) -> Turn:
         """Sample a turn and store it; return the one that was stored first for this request."""
+        if session.over:
+            raise SessionOver(session.id, "over")
         await self._until_loaded()
         parent, given, before = await self._place(session, ask)
         tokens = [*session.tokens(parent), *given]

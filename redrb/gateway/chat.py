@@ -32,14 +32,14 @@ class ChatServer:
         self._http, self._most = http, most
 
     @classmethod
-    async def open(cls, url: str, model: str | None = None, *, api_key: str | None = None) -> Self:
+    async def open(cls, url: str, model: str | None = None) -> Self:
         """Connect to a server.
 
         Raises:
             ConfigError: It cannot do what the gateway needs, or has no such model.
             EngineError: It does not answer.
         """
-        http = JsonClient(url, timeout=_TIMEOUT_S, api_key=api_key)
+        http = JsonClient(url, timeout=_TIMEOUT_S)
         try:
             found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
             name = model or next(iter(found))
@@ -54,7 +54,7 @@ class ChatServer:
                 f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
                 f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
             ) from error
-        return cls(http, VLLMEngine(url, model=name, api_key=api_key), name, most)
+        return cls(http, VLLMEngine(url, model=name), name, most)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -110,10 +110,7 @@ class ChatServer:
             raise Refused(f"context_length_exceeded: {len(tokens)} tokens, at most {self._most}.")
         sampling = ask.sampling | ({"stop": ask.stop} if ask.stop else {})
         most = min(ask.most or room, room)
-        done = await self.engine.generate(tokens, max_new_tokens=most, **sampling)
-        if done.finish == "abort":
-            raise Refused("this gateway ends: send the request again.", 503)
-        return done
+        return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
         """Return the reply that sampled tokens are.
@@ -141,12 +138,13 @@ class ChatServer:
         cut, word = ends[0] if ends else (None, None)
         message = {"role": "assistant", "content": content[:cut]}
         message |= {name: told[name] for name in ("reasoning", "tool_calls") if told.get(name)}
+        calls = done.finish == "stop" and "tool_calls" in message
         return {
             "id": secrets.token_hex(12),
             "created": int(time.time()),
             "message": message,
             "whole": content + "\0" * (done.finish == "stop" and word is None),
-            "finish": "tool_calls" if "tool_calls" in message else done.finish,
+            "finish": "tool_calls" if calls else done.finish,
             "stop": word,
             "usage": [len(tokens), len(done.tokens)],
         }
