@@ -74,7 +74,7 @@ class GatewayThread:
         stream = ExperienceStream(self._client, self._task, namespace=self._namespace, create=False)
         weights = EngineWeights(self._client, self._name, chat.engine, namespace=self._namespace)
         with SessionStore(stream, timeout_s=self._timeout_s) as store:
-            self.gateway = Gateway(store, chat, weights, **self._options)
+            self.gateway = Gateway(store, chat, weights, stream.worker, **self._options)
             server = uvicorn.Server(
                 uvicorn.Config(self.gateway.app(), port=0, log_level="warning", lifespan="off")
             )

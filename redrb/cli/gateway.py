@@ -98,7 +98,9 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
     ):
         chat = await ChatServer.open(options.engine, options.model)
         weights = EngineWeights(client, options.weights, chat.engine, **names)
-        gateway = Gateway(store, chat, weights, token=token, on_edited=options.on_edited)
+        gateway = Gateway(
+            store, chat, weights, stream.worker, token=token, on_edited=options.on_edited
+        )
         try:
             hosts = _LOOPBACK if options.host in _LOOPBACK else ("*",)
             more = {"connections": _CONNECTIONS, "grace_s": _GRACE_S}

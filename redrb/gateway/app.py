@@ -49,6 +49,7 @@ from redrb.gateway.replies import PROTOCOLS, Reply, error_of, models_of
 from redrb.gateway.session import Session, Turn
 from redrb.gateway.store import SessionStore
 from redrb.stream.assembly.calls import OnIncomplete
+from redrb.stream.worker import Worker
 from redrb.train.engines import EngineWeights
 
 MOST_CALLS = 64
@@ -85,6 +86,7 @@ class Gateway:
     """Answers requests; it keeps nothing of a session, so that any other one goes on with it.
 
     Args:
+        worker: Announces the gateway as a maker of the task.
         token: Opens sessions, as a bearer token; "": none is needed.
         on_edited: What becomes of a history that does not go on from the newest turn.
     """
@@ -94,18 +96,21 @@ class Gateway:
         store: SessionStore,
         chat: ChatServer,
         weights: EngineWeights,
+        worker: Worker,
         *,
         token: str = "",
         on_edited: OnEdited = "branch",
     ) -> None:
         self._store, self._chat, self._weights = store, chat, weights
-        self._token, self._on_edited = token.encode(), on_edited
+        self._token, self._on_edited, self._worker = token.encode(), on_edited, worker
+        worker.role, worker.engine, worker.weights_name = "maker", chat.engine, weights.name
         self._loaded = asyncio.Event()
         self._calls, self._waits = CapacityLimiter(MOST_CALLS), CapacityLimiter(MOST_CALLS)
 
     async def run(self) -> None:
         """Give each version of the weights to the server."""
-        await self._weights.update()
+        with self._worker.waiting("weights"):
+            await self._weights.update()
         self._loaded.set()
         await self._weights.follow()
 
@@ -183,6 +188,7 @@ class Gateway:
         parent, given, before = await self._place(session, ask)
         tokens = [*session.tokens(parent), *given]
         done = await self._chat.sample(ask, tokens)
+        self._worker.weight_version = max(done.versions)
         found = await self._chat.reply(ask, tokens, done)
         whole = found.pop("whole")
         message = Reply(ask, found).message

@@ -15,6 +15,7 @@ import torch
 import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
 from redrb.errors import ConfigError
+from redrb.watch.state.reader import StateReader
 from tests.chat_server import MODEL, ChatBackend
 from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
@@ -556,6 +557,25 @@ def test_a_server_without_the_calls_is_named(server, client, stream, publish, na
     server.scales = False
     with pytest.raises(ConfigError, match="--enable-scale-out"):
         GatewayThread(client, server.url, namespace=namespace).__enter__()
+
+
+def test_a_gateway_is_seen_as_a_maker(gateway, server, client, namespace):
+    assert gateway.loaded()
+    asked(opened(gateway.url), [user("1")])
+    [worker] = StateReader(client, namespace).read().tasks[0].workers
+    assert (worker.role, worker.weights_name) == ("maker", "trainer_0")
+
+
+def test_a_session_with_its_reward_samples_nothing_more(gateway, server, stream):
+    session = opened(gateway.url)
+    reply = asked(session, [user("1")])
+    rewarded(session)
+    rewarded(session)
+    assert asked(session, [user("1")]) == reply  # a retry
+    body = {"model": MODEL, "messages": [user("2")]}
+    failed(409, f"{session}/v1/chat/completions", body)
+    assert len(server.samples) == 1
+    assert "no turn" in failed(400, f"{opened(gateway.url)}/reward", {"reward": 1})
 
 
 def test_the_command_asks_for_a_token_where_others_reach_it(server, run):
