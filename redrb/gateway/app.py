@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str
-    group_size: int = 1
+    size: int = msgspec.field(name="group_size", default=1)
     tags: Json = {}
     least: int | None = None
     on_incomplete: OnIncomplete = "drop"
@@ -142,15 +142,7 @@ class Gateway:
             raise Refused("the gateway's token is missing or wrong.", 401)
         body = known_in(parsed(await _body_of(request)), _Opening)
         await self._until_loaded()
-        opening = partial(
-            self._store.open,
-            body.prompt,
-            size=body.group_size,
-            tags=body.tags,
-            least=body.least,
-            on_incomplete=body.on_incomplete,
-            wait_s=WAIT_S,
-        )
+        opening = partial(self._store.open, wait_s=WAIT_S, **msgspec.structs.asdict(body))
         opened = await _in_thread(opening, self._waits)
         if opened.version is not None:
             with suppress(TimeoutError):  # staleness is counted when the group is put
@@ -170,7 +162,7 @@ class Gateway:
         if turn is None:
             turn = await self._sampled(session, ask)
         reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
-        if ask.tokens:
+        if ask.return_token_ids:
             reply.tokens = {
                 "token_ids": done.tokens,
                 "token_log_probs": done.log_probs,
@@ -196,7 +188,7 @@ class Gateway:
             parent=parent,
             request=ask.request,
             before=before,
-            after=text_digest(ask.text + whole) if ask.text else extended(before, message),
+            after=text_digest(ask.prompt + whole) if ask.prompt else extended(before, message),
             given=given,
             sampled=done,
             reply=json.dumps(found).encode(),
@@ -205,12 +197,12 @@ class Gateway:
 
     async def _place(self, session: Session, ask: Ask) -> tuple[int, list[int], bytes]:
         """Return the turn that a request goes on from, the tokens between, and its digest."""
-        chain = [text_digest(ask.text)] if ask.text else histories(ask)
+        chain = [text_digest(ask.prompt)] if ask.prompt else histories(ask)
         parent, same = _longest(session, ask, chain)
         is_edited = _has_child(session, parent) if parent >= 0 else bool(session.turns)
         given: list[int] | None = None
-        if parent >= 0 and ask.text:
-            given = await self._chat.text(ask.text[same:]) if ask.text[same:] else []
+        if parent >= 0 and ask.prompt:
+            given = await self._chat.text(ask.prompt[same:]) if ask.prompt[same:] else []
         elif parent >= 0:
             last = session.turns[parent].sampled.tokens[-1]
             whole, given = await self._chat.continuation(ask, same - 1, last)
@@ -273,8 +265,8 @@ def _longest(session: Session, ask: Ask, chain: list[bytes]) -> tuple[int, int]:
     found = [(0, False, -1)]
     places = {digest: at for at, digest in enumerate(chain)}
     for index, turn in enumerate(session.turns):
-        rest = rest_of(ask.text, turn.after) if ask.text else None
-        same = places.get(turn.after, 0) if rest is None else len(ask.text) - len(rest)
+        rest = rest_of(ask.prompt, turn.after) if ask.prompt else None
+        same = places.get(turn.after, 0) if rest is None else len(ask.prompt) - len(rest)
         found += [(same, not _has_child(session, index), index)] if same else []
     same, _, index = max(found)
     return index, same

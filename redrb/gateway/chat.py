@@ -63,8 +63,8 @@ class ChatServer:
 
     async def prompt(self, ask: Ask, messages: list[Json] | None = None) -> list[int]:
         """Return the tokens of a request, or of the same one with other messages."""
-        if ask.text:
-            return await self.text(ask.text, is_begin=True)
+        if ask.prompt:
+            return await self.text(ask.prompt, is_begin=True)
         shown = {**ask.sampling, **ask.template, "messages": messages or ask.messages}
         body = {"model": self.model, "max_tokens": 1, **shown}
         reply = await self._http.request(f"{_PATHS[ask.protocol]}/render", body)
@@ -109,7 +109,7 @@ class ChatServer:
         if room < 1:
             raise Refused(f"context_length_exceeded: {len(tokens)} tokens, at most {self._most}.")
         sampling = ask.sampling | ({"stop": ask.stop} if ask.stop else {})
-        most = min(ask.most or room, room)
+        most = min(ask.max_tokens or room, room)
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
@@ -123,7 +123,7 @@ class ChatServer:
         response = {"choices": [choice], "prompt_token_ids": tokens}
         body: Json = {"model": self.model, "generate_responses": [response]}
         path = "/v1/completions/derender"
-        if not ask.text:
+        if not ask.prompt:
             path = f"{_PATHS['chat']}/derender"
             body = {"model": self.model, "generate_response": response}
             body["chat_request"] = {**_template(ask), "messages": [{"role": "user", "content": ""}]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -42,35 +41,42 @@ class Refused(RedrbError):
         super().__init__(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A checked request for one turn.
+_Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
+_Words: TypeAlias = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(max_length=MOST_STOPS)
+]
+
+
+class Ask(msgspec.Struct, kw_only=True):
+    """A checked request for one turn: the fields of its body that the gateway itself uses.
 
     Attributes:
-        request: Digest of the whole request, but for whether the reply is streamed.
-        model: Name of the model.
         messages: The history as the protocol has it; [] for text.
-        text: The prompt of `/v1/completions`.
+        prompt: Of `/v1/completions`; "" for messages.
+        max_tokens: Most tokens, of all protocols; None: as many as fit.
+        temperature: More than 0: at 0 no log-probability is true.
+        stop: Words that end the reply, which does not have them, of all protocols.
+        return_token_ids: Whether the reply has its tokens, with log-probabilities and versions.
+        request: Digest of the whole request, but for whether the reply is streamed.
         template: Further fields for the chat template, such as `tools`.
         sampling: Parameters of sampling, which the engine gets as they are.
-        most: Most tokens; None: as many as fit.
-        stop: Words that end the reply, which does not have them.
-        stream, usage: Whether events are sent, and whether the last one counts tokens.
-        tokens: Whether the reply has its tokens, with log-probabilities and weight versions.
     """
 
-    protocol: Protocol
-    request: bytes
     model: str
-    messages: list[Json]
-    text: str
-    template: Json
-    sampling: Json
-    most: int | None
-    stop: list[str]
-    stream: bool
-    usage: bool
-    tokens: bool
+    messages: list[Json] = []
+    prompt: str = ""
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    stop: _Words | str = []
+    stop_sequences: _Words = []
+    stream: bool = False
+    stream_options: Json = {}
+    return_token_ids: bool = False
+    protocol: Protocol = "chat"
+    request: bytes = b""
+    template: Json = {}
+    sampling: Json = {}
 
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids"}
@@ -110,28 +116,6 @@ _FIELDS: dict[Protocol, set[str]] = {
 _APART = {"role", "content", "tool_calls"}
 _WITHOUT_EFFECT = {"reasoning", "reasoning_content", "refusal", "annotations", "audio"}
 """Fields of messages that a history may have or not: SDKs add some, templates drop reasoning."""
-
-
-_Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
-_Words: TypeAlias = Annotated[
-    list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(max_length=MOST_STOPS)
-]
-
-
-class _Known(msgspec.Struct):
-    """Fields that the gateway itself reads; at a temperature of 0 no probability is true."""
-
-    model: str
-    messages: list[Json] = []
-    prompt: str = ""
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    stop: str | _Words = []
-    stop_sequences: _Words = []
-    stream: bool = False
-    stream_options: Json = {}
-    return_token_ids: bool = False
 
 
 _BILLING = "x-anthropic-billing-header"
@@ -175,28 +159,19 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
             f"{unknown[0]!r:.80} is not supported, or not with this value: leave it out. A sample "
             "is what the policy alone has sampled, once."
         )
-    known = known_in(body, _Known)
-    text, stop = known.prompt, known.stop or known.stop_sequences
-    if bool(text) != (protocol == "text") or bool(known.messages) == bool(text):
+    ask = known_in(body, Ask)
+    if bool(ask.prompt) != (protocol == "text") or bool(ask.messages) == bool(ask.prompt):
         raise Refused("give one prompt, or messages, as the protocol has it.")
-    if known.messages and known.messages[-1].get("role") == "assistant":
+    if ask.messages and ask.messages[-1].get("role") == "assistant":
         raise Refused("the last message is the model's: a reply cannot be continued.")
     whole = {name: body[name] for name in body.keys() - {"stream", "stream_options"}}
-    most = known.max_completion_tokens or known.max_tokens
-    return Ask(
-        protocol=protocol,
-        request=_digest(b"", [protocol, key, whole]),
-        model=known.model,
-        messages=known.messages,
-        text=text,
-        template={name: body[name] for name in body.keys() & _TEMPLATE[protocol]},
-        sampling={name: body[name] for name in body.keys() & _SAMPLING},
-        most=most or (TEXT_TOKENS if text else None),
-        stop=[stop] if isinstance(stop, str) else stop,
-        stream=known.stream,
-        usage=known.stream_options.get("include_usage") is True,
-        tokens=known.return_token_ids,
-    )
+    ask.protocol, ask.request = protocol, _digest(b"", [protocol, key, whole])
+    ask.template = {name: body[name] for name in body.keys() & _TEMPLATE[protocol]}
+    ask.sampling = {name: body[name] for name in body.keys() & _SAMPLING}
+    default = TEXT_TOKENS if ask.prompt else None
+    ask.max_tokens = ask.max_completion_tokens or ask.max_tokens or default
+    ask.stop = [ask.stop] if isinstance(ask.stop, str) else ask.stop or ask.stop_sequences
+    return ask
 
 
 def histories(ask: Ask) -> list[bytes]:

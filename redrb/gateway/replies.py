@@ -46,7 +46,7 @@ class Reply:
         """Return the whole body."""
         if self.ask.protocol == "messages":
             return {**self._head(), **self.message, **self._end(), **self.tokens}
-        shown = {"text": self.message["content"]} if self.ask.text else {"message": self.message}
+        shown = {"text": self.message["content"]} if self.ask.prompt else {"message": self.message}
         return {**self._head(), "choices": [self._choice(shown, self._end())], **self._usage()}
 
     def events(self) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ class Reply:
             return
         message = self.message
         parts: list[Json] = [{"text": message["content"]}, {"text": ""}]
-        if not self.ask.text:
+        if not self.ask.prompt:
             deltas: list[Json] = [{"role": "assistant", "content": ""}]
             named = ("reasoning", "content")
             deltas += [{name: message[name]} for name in named if message.get(name)]
@@ -67,7 +67,7 @@ class Reply:
         for part in parts:
             end = self._end() if part is parts[-1] else {"finish_reason": None}
             yield _event({**self._head(".chunk"), "choices": [self._choice(part, end)]})
-        if self.ask.usage:
+        if self.ask.stream_options.get("include_usage") is True:
             yield _event({**self._head(".chunk"), "choices": [], **self._usage()})
         yield b"data: [DONE]\n\n"
 
@@ -75,7 +75,7 @@ class Reply:
         id_, model = self.stored["id"], self.ask.model
         if self.ask.protocol == "messages":
             return {"id": f"msg_{id_}", "type": "message", "model": model, **self._usage()}
-        kind = "text_completion" if self.ask.text else f"chat.completion{chunk}"
+        kind = "text_completion" if self.ask.prompt else f"chat.completion{chunk}"
         created = self.stored["created"]
         return {"id": f"chatcmpl-{id_}", "object": kind, "created": created, "model": model}
 
