@@ -14,7 +14,8 @@ PORT = 8123
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 
-_CONNECTIONS, _GRACE_S = 4096, 10
+_SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
+"""Clients close their idle connections sooner, and send nothing on one that is being closed."""
 
 
 def add_to(commands: Commands) -> None:
@@ -103,8 +104,7 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
         )
         try:
             hosts = _LOOPBACK if options.host in _LOOPBACK else ("*",)
-            more = {"connections": _CONNECTIONS, "grace_s": _GRACE_S}
-            await serve(gateway.app(hosts), gateway, listening, ready, **more)
+            await serve(gateway.app(hosts), gateway, listening, ready, **_SERVED)
         finally:
             weights.close()
             await chat.close()

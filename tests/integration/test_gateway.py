@@ -514,6 +514,7 @@ def test_bodies_of_any_form_break_nothing(gateway, server):
         )
     for reward in (None, "1", 10**400, {}):
         failed(400, f"{session}/reward", {"reward": reward})
+    failed(400, f"{session}/reward", {"reward": 1, "extras": {"a": 2**70}})
     for body in ({}, {"prompt": 1}, {"prompt": "p", "group_size": 0}, {"prompt": "p", "tags": [1]}):
         failed(400, f"{gateway.url}/sessions", body)
     failed(400, f"{gateway.url}/sessions", {"prompt": "p", "tags": {"a": []}})

@@ -54,6 +54,7 @@ async def serve(
     *,
     connections: int = MOST_CONNECTIONS,
     grace_s: int = 2,
+    idle_s: int = 5,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
 
@@ -61,6 +62,7 @@ async def serve(
         ready: Called when the server takes requests.
         connections: Most that are open.
         grace_s: Seconds that requests get to end.
+        idle_s: Seconds after which a connection without a request is closed.
     """
     server = _Server(
         uvicorn.Config(
@@ -69,6 +71,7 @@ async def serve(
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=grace_s,
+            timeout_keep_alive=idle_s,
             limit_concurrency=connections,
             http=_Connection,
         )
