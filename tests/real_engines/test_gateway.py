@@ -116,7 +116,18 @@ def test_sessions_of_agents_are_what_the_policies_sample(
                 history += [message, text]
             reward = HTTP.post(url.removesuffix("v1") + "reward", json={"reward": 1.0})
             assert reward.status_code == 200
-        groups = stream.take(sessions, timeout=60).groups()
+        url = HTTP.post(f"{gateway.url}/sessions", json={"prompt": "text"}).json()["url"]
+        text = "1 plus 2"
+        for _ in range(4):
+            body = {"model": str(vllm.model), "prompt": text, "max_tokens": 16, "stop": ["e"]}
+            reply = HTTP.post(f"{url}/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            [choice] = reply.json()["choices"]
+            assert "e" not in choice["text"]
+            text += choice["text"] + "e" * (choice["finish_reason"] == "stop") + " 7"
+        HTTP.post(url.removesuffix("v1") + "reward", json={"reward": 1.0})
+        *groups, texts = stream.take(sessions + 1, timeout=60).groups()
+    assert check(texts, policies) == {3}
     assert [len(group) for group in groups] == [1] * sessions  # none has branched
     assert set().union(*(check(group, policies) for group in groups)) == {1, 2, 3}
     assert sum(int(item.action_mask.sum()) for [item] in groups) == tokens
