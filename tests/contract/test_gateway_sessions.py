@@ -405,12 +405,30 @@ def test_a_group_waits_as_long_as_a_session_of_it_is_used(gateway):
     first, second = begun(store, size=2), begun(store, size=2)
     assert rewarded(store, first) is None
     raw(store, "ZADD", "part_due", "XX", 2, first.group)
+    store._read(first.name)  # one that is over keeps nothing waiting
+    assert raw(store, "ZSCORE", "part_due", first.group) == b"2"
     store.append(second, turn())
     assert float(raw(store, "ZSCORE", "part_due", first.group)) > 1_000_000
-    due = raw(store, "ZSCORE", "part_due", first.group)
-    assert store.reward(first, 1.0) is None  # one that is over keeps nothing waiting
-    assert raw(store, "ZSCORE", "part_due", first.group) == due
     assert store.reward(second, 0.0) == 1
+
+
+def test_a_rewarded_session_that_is_dropped_is_a_part_all_the_same(gateway):
+    store = gateway(timeout_s=6000)
+    first, second = begun(store, size=2), begun(store, size=2)
+    rewarded(store, first)
+    store.drop(first)
+    assert float(raw(store, "ZSCORE", "part_due", first.group)) > 3_000_000
+    assert rewarded(store, second) == 1
+
+
+def test_no_session_joins_a_group_that_has_ended(gateway):
+    store = gateway()
+    first = begun(store, size=2)
+    rewarded(store, first)
+    raw(store, "ZADD", "part_due", "XX", 1, first.group)
+    stream_of(store)._parts.finish_due()
+    second = begun(store, size=2)
+    assert (second.index, second.group != first.group) == (0, True)
 
 
 @pytest.mark.parametrize("rule", ["least", "drop", "dead"])
@@ -461,8 +479,8 @@ def test_a_group_that_a_session_may_join_yet_waits_for_it(gateway):
     first, second = (begun(store, size=3) for _ in range(2))
     rewarded(store, first)
     store.drop(second)
-    assert begun(store, size=3).group == first.group
     assert float(raw(store, "ZSCORE", "part_due", first.group)) > 3_000_000
+    assert begun(store, size=3).group == first.group
 
 
 def test_sessions_of_a_task_that_was_cleared_are_gone(gateway):
