@@ -572,7 +572,7 @@ class Agents:
         return self.dice.choice(self.stores)
 
     def some(self) -> tuple[str, Session]:
-        opened = self.open[self.dice.choice(sorted(self.open))]
+        opened = self.open[self.dice.choice(list(self.open))]
         return opened.id, self.store.read(opened.id, opened.secret)
 
     def step(self) -> None:
