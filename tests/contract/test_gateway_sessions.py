@@ -16,6 +16,7 @@ from redrb import ConfigError, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import (
     AdmissionTimeout,
+    EncodeError,
     RecordError,
     SessionOver,
     StoreError,
@@ -173,8 +174,10 @@ def test_a_reward_that_cannot_be_stored_may_be_given_again(gateway):
     with pytest.raises(RecordError, match="has no turn"):
         store.reward(session, 1.0)
     store.append(session, turn())  # it was not ended
-    with pytest.raises(RecordError):
-        store.reward(session, float("nan"))
+    for wrong in (float("nan"), float("inf"), "1", None):
+        with pytest.raises(ConfigError):
+            store.reward(session, wrong)
+    assert not store._read(session.name).over
     with pytest.raises(redrb.RedrbError):
         store.reward(session, 1.0, extras={"x": (1, 2)})
     assert store.reward(session, 1.0) == 1
@@ -228,12 +231,15 @@ def test_whoever_guesses_an_id_or_a_secret_finds_nothing(gateway):
         {"wait_s": -1},
         {"wait_s": None},
     ]
-    + [{"tags": {"a": [1]}}, {"tags": {"a": None}}, {"tags": {1: "a"}}, {"tags": "ab"}],
+    + [{"tags": tags} for tags in ({"a": [1]}, {"a": None}, {1: "a"}, "ab", {"a": float("nan")})]
+    + [{"tags": {"a": "\ud800"}}, {"tags": {"a": 2**70}}, {"tags": {"a": "x" * 10_000}}],
 )
 def test_unusable_arguments_are_refused(gateway, wrong):
     given: dict[str, Any] = {"prompt": "p", "size": 2, "wait_s": 0, **wrong}
-    with pytest.raises(ConfigError):
-        gateway().open(**given)
+    store = gateway(tags=["a"])
+    with pytest.raises((ConfigError, RecordError, EncodeError)):
+        store.open(**given)
+    assert begun(store, tags={"a": "b", "undeclared": 0.5}).index == 0
 
 
 def test_a_prompt_may_have_any_printable_name(gateway):
