@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from redrb.checks import checked_number
+from redrb.codec import encode_groups
 from redrb.connection.client import Request
 from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
@@ -35,6 +36,8 @@ from redrb.scopes import Closing
 from redrb.stream import ExperienceStream
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
 from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.task.tags import tag_values
+from redrb.train.engines.trajectory import Trajectory
 from redrb.unpacking import Reading, whole
 
 MOST_PROMPT_BYTES = 200
@@ -116,6 +119,7 @@ class SessionStore(Closing):
 
         Raises:
             ConfigError: An argument is not usable, or the task never gives a right.
+            EncodeError, RecordError: A tag cannot be stored.
             AdmissionTimeout: There was no right in time.
             StoreUnavailable: Redis stayed away.
         """
@@ -124,10 +128,7 @@ class SessionStore(Closing):
             raise ConfigError(
                 f"prompt={prompt!r:.80}: give a text of 1 to {MOST_PROMPT_BYTES} bytes."
             )
-        try:
-            named = json.dumps(msgspec.convert(dict(tags or {}), dict[str, Scalar]))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"tags={tags!r:.80}: give a text or number for each name.") from error
+        named = self._checked_tags(tags)
         id_, secret = secrets.token_hex(8), secrets.token_urlsafe(24)
         group = f"{prompt}:{id_}"
         part = GroupPart.checked(group, 0, size, least, PART_AGE, on_incomplete, MOST_PARTS)
@@ -140,7 +141,7 @@ class SessionStore(Closing):
             size=part.of,
             least=part.least,
             bury=part.bury,
-            tags=named,
+            tags=json.dumps(named),
             ttl_ms=self._ttl_ms,
             incarnation="",
         )
@@ -210,12 +211,14 @@ class SessionStore(Closing):
             Id of the group; None while sessions of it are missing, or if it was dropped.
 
         Raises:
-            RecordError, EncodeError: The session has no turn, or the reward or the extras cannot be
-                stored; give others.
+            ConfigError: The reward is no finite number.
+            RecordError, EncodeError: The session has no turn, or the extras cannot be stored; give
+                others.
             UnknownSession: It is gone.
             StoreFull: There is no room for the group; if its parts are stored, it is put later.
             StoreUnavailable: Redis stayed away; send it again.
         """
+        reward = checked_number("reward", reward)
         found = self._read(session.name, ends=True)
         keys, rights = self._task.store.keys, NO_RIGHTS
         if found.right:
@@ -247,6 +250,15 @@ class SessionStore(Closing):
     def close(self) -> None:
         """Close the stream; sessions stay, and other gateways go on with them."""
         self._stream.close()
+
+    def _checked_tags(self, tags: Mapping[str, Scalar] | None) -> dict[str, Scalar]:
+        """Return tags that can be put later, or raise the error of such a put."""
+        if not (tags is None or isinstance(tags, Mapping)):
+            raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
+        item = Trajectory((0,)).item(tags=tags)
+        encode_groups([[item]])
+        tag_values(self._task.description.tags, [item], None)
+        return item.tags
 
     def _opened(self, call: OpenSession) -> OpenReply:
         while True:

@@ -18,7 +18,6 @@ end
 local dropped = redis.call('HINCRBY', gathering, 'dropped', 1)
 leave(head, true)
 if dropped == number(gathering, 'next') then
-  redis.call('DEL', gathering)
   local filling = key('filling', head.place)
   if redis.call('GET', filling) == head.group then
     redis.call('DEL', filling)
