@@ -526,6 +526,8 @@ def test_a_killed_gateway_loses_and_repeats_no_turn(server, client, stream, publ
     openai = pytest.importorskip("openai")
     one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
     session = opened(one.url)
+    other = HTTP.post(f"{one.url}/sessions", json={"prompt": "p"}, headers={"host": "evil.example"})
+    assert other.status_code == 400  # a page whose name was changed to this machine
     port, history = int(one.url.rpartition(":")[2]), [user("1")]
     agent = openai.OpenAI(base_url=f"{session}/v1", api_key="any", max_retries=10)
     choose, ended = random.Random(1), threading.Event()
