@@ -186,7 +186,10 @@ EXPECTED: dict[str, dict[str, str | None]] = {
 )
 def test_the_end_of_a_prompt_follows_a_reply(template, flow):
     transformers = pytest.importorskip("transformers.utils.chat_template_utils")
-    compiled = transformers._compile_jinja_template((_FOLDER / f"{template}.jinja").read_text())
+    file = _FOLDER / f"{template}.jinja"
+    if not file.exists():
+        pytest.skip(f"this version of TRL has no {file.name}")
+    compiled = transformers._compile_jinja_template(file.read_text())
     numbers: dict[str, int] = {}
 
     def rendered(messages: list[dict[str, Any]]) -> list[int]:

@@ -41,7 +41,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"nothing can be served at {host}:{port}: {error.strerror}. Choose another --port."
+            f"this cannot be served at {host}:{port}: {error.strerror}. Choose another --port."
         ) from error
     return listening
 
