@@ -160,10 +160,10 @@ class Record:
 def test_stored_turns_are_what_the_server_sampled(gateway, server, stream, publish, sessions):
     """Random agents use tools, edit their history, go back and begin anew, while weights change."""
     choose = random.Random(7)
-    replies = set()
+    updates, replies = {sessions // 3: 2, 2 * sessions // 3: 3}, set()
     for number in range(sessions):
-        if number in (sessions // 3, 2 * sessions // 3):
-            publish(number * 3 // sessions + 1)
+        if number in updates:
+            publish(updates[number])
         size = choose.choice((1, 1, 2))
         for _ in range(size):
             session = opened(gateway.url, f"p{number}", group_size=size)
