@@ -5,7 +5,7 @@ Every call may be repeated as it is when a connection breaks, and is.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ MOST_TURNS = 1000
 """Most turns of a session."""
 
 MOST_BYTES = 64 * 2**20
-"""Most bytes of the turns of a session, as they are stored: 12 for a token, and the replies."""
+"""Most bytes of the turns of a session: about 14 for a sampled token, 3 for another one."""
 
 MOST_TOKENS = 2**22
 """Most tokens of the samples of a session, which have what their branches share once each."""
@@ -41,7 +41,8 @@ class OpenSession(Call[OpenReply], frozen=True, kw_only=True):
 
     Attributes:
         session: Name of the session in Redis.
-        place: Names the prompt and the options of its groups.
+        head: What it stores: fields "id", "prompt", "size", "least" and "bury" of `Session`, and
+            "place", which names the prompt and the options of its groups.
         group: Key of a group in parts, if one begins.
         tags: Of such a group, as JSON.
         series, right: A right of admission for it; "": none.
@@ -51,16 +52,11 @@ class OpenSession(Call[OpenReply], frozen=True, kw_only=True):
 
     script: ClassVar = "session/open"
     session: str
-    id: str
-    place: str
-    prompt: str
+    head: dict[str, Any]
     group: str
-    size: int
-    least: int
-    bury: bool
     tags: str
     ttl_ms: int
-    incarnation: str
+    incarnation: str = ""
     series: str = ""
     right: str = ""
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem
 from redrb.train.engines.completions import Generation
 from redrb.train.engines.trajectory import Trajectory
 from redrb.unpacking import Reading
+
+MOST_NUMBER = 2**31 - 1
+"""Largest token id and version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,84 +138,38 @@ class Session(msgspec.Struct, kw_only=True):
         return found
 
 
-class StoredTurn(msgspec.Struct, frozen=True):
-    """A turn as Redis holds it: docs/reference/wire-format.md.
-
-    Attributes:
-        given, tokens, versions: int32, little-endian.
-        log_probs: float32, little-endian.
-    """
-
-    parent: int
-    request: bytes
-    before: bytes
-    after: bytes
-    given: bytes
-    tokens: bytes
-    log_probs: bytes
-    versions: bytes
-    finish: Literal["stop", "length"]
-    reply: bytes
-
-
-_INTEGERS, _FLOATS = np.dtype("<i4"), np.dtype("<f4")
-_read = msgspec.msgpack.Decoder(StoredTurn).decode
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda _: None).encode  # without routed experts
+_decode = msgspec.msgpack.Decoder(Turn).decode
 
 
 def encode_turn(turn: Turn) -> bytes:
-    """Return a turn as Redis holds it.
+    """Return a turn as Redis holds it: docs/reference/keys.md.
 
     Raises:
-        RecordError: It has no sampled token, was aborted, or has numbers that none of these is.
+        RecordError: It was aborted, has no sampled token, or something else than numbers.
     """
-    done = turn.sampled
-    if done.finish == "abort" or not done.tokens:
-        raise RecordError("a turn was aborted, or has no token: it is not stored; sample it again.")
-    if not len(done.tokens) == len(done.log_probs) == len(done.versions):
-        raise RecordError("a turn has not one log-probability and one version for each token.")
     try:
-        given, tokens, versions = (
-            np.array(each, _INTEGERS).tobytes() for each in (turn.given, done.tokens, done.versions)
-        )
-        log_probs = np.array(done.log_probs, _FLOATS).tobytes()
-    except (OverflowError, ValueError, TypeError) as error:
-        raise RecordError(f"a turn has tokens or versions that are no int32: {error}") from error
-    return msgspec.msgpack.encode(
-        StoredTurn(
-            turn.parent,
-            turn.request,
-            turn.before,
-            turn.after,
-            given,
-            tokens,
-            log_probs,
-            versions,
-            done.finish,
-            turn.reply,
-        )
-    )
+        stored = _encode(turn)
+        _checked(stored, turn.parent + 1)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise RecordError(f"a turn cannot be stored, sample it again: {error}") from error
+    return stored
 
 
 def decode_turn(stored: bytes, index: int) -> Turn:
     """Return the turn of a session with this index; raises StoreError if it is damaged."""
     with Reading("a turn of a session"):
-        found = _read(stored)
-        given, tokens, versions = (
-            np.frombuffer(each, _INTEGERS).tolist()
-            for each in (found.given, found.tokens, found.versions)
-        )
-        log_probs = np.frombuffer(found.log_probs, _FLOATS).tolist()
-        if not -1 <= found.parent < index:
-            raise ValueError(f"turn {index} goes on from {found.parent}")
-        if not 0 < len(tokens) == len(log_probs) == len(versions):
-            raise ValueError(f"turn {index} has lists of different lengths")
-        sampled = Generation(tokens, log_probs, versions, found.finish)
-    return Turn(
-        parent=found.parent,
-        request=found.request,
-        before=found.before,
-        after=found.after,
-        given=given,
-        sampled=sampled,
-        reply=found.reply,
-    )
+        return _checked(stored, index)
+
+
+def _checked(stored: bytes, index: int) -> Turn:
+    turn = _decode(stored)
+    done, count = turn.sampled, len(turn.sampled.tokens)
+    if not 0 < count == len(done.log_probs) == len(done.versions) or done.finish == "abort":
+        raise ValueError("it was aborted, or has not as many log-probs and versions as tokens")
+    tokens = (*done.tokens, *turn.given)
+    if not -1 <= turn.parent < index or min(tokens) < 0:
+        raise ValueError("it goes on from no earlier turn, or has a token below 0")
+    if max(*tokens, *done.versions) > MOST_NUMBER:
+        raise ValueError("it has a token or version that is no int32")
+    return turn

@@ -128,22 +128,14 @@ class SessionStore(Closing):
             raise ConfigError(
                 f"prompt={prompt!r:.80}: give a text of 1 to {MOST_PROMPT_BYTES} bytes."
             )
-        named = self._checked_tags(tags)
         id_, secret = secrets.token_hex(8), secrets.token_urlsafe(24)
         group = f"{prompt}:{id_}"
         part = GroupPart.checked(group, 0, size, least, PART_AGE, on_incomplete, MOST_PARTS)
+        rule = {"prompt": prompt, "size": part.of, "least": part.least, "bury": part.bury}
+        head = {"id": id_, "place": _digest(json.dumps(rule)), **rule}
+        named = json.dumps(self._checked_tags(tags))
         call = OpenSession(
-            session=_name(id_, secret),
-            id=id_,
-            place=_digest(json.dumps([prompt, part.of, part.least, part.bury])),
-            prompt=prompt,
-            group=group,
-            size=part.of,
-            least=part.least,
-            bury=part.bury,
-            tags=json.dumps(named),
-            ttl_ms=self._ttl_ms,
-            incarnation="",
+            session=_name(id_, secret), head=head, group=group, tags=named, ttl_ms=self._ttl_ms
         )
         wait_s = checked_number("wait_s", wait_s)
         with Deadline(wait_s):

@@ -10,7 +10,7 @@ local ask, rule = cmsgpack.unpack(ARGV[1]), rules()
 if not rule.exists or rule.incarnation ~= ask.incarnation then
   return cmsgpack.pack({outcome = 'gone'})
 end
-local session, filling = key('session', ask.session), key('filling', ask.place)
+local session, filling = key('session', ask.session), key('filling', ask.head.place)
 local head = head_of(session)
 if not head then
   local group = redis.call('GET', filling)
@@ -31,11 +31,11 @@ if not head then
   end
   local count = redis.call('HINCRBY', key('gathering', group), 'next', 1)
   redis.call('HINCRBY', key('gathering', group), 'open', 1)
-  head = {id = ask.id, group = group, index = count - 1, size = ask.size, least = ask.least,
-    bury = ask.bury, prompt = ask.prompt, place = ask.place, incarnation = found[1], series = found[2],
-    right = found[3], tags = found[4]}
+  head = ask.head
+  head.group, head.index, head.incarnation = group, count - 1, found[1]
+  head.series, head.right, head.tags = found[2], found[3], found[4]
   redis.call('HSET', session, 'head', cmsgpack.pack(head), 'turns', 0, 'bytes', 0)
-  if count == ask.size then
+  if count == head.size then
     redis.call('DEL', filling)
   end
 end
