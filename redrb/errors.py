@@ -25,6 +25,8 @@
     ├── LeaseLost                       another consumer has taken over the lease
     ├── CheckpointFailed                the disk took no checkpoint; the one before is whole
     ├── EngineError                     an inference server cannot be used
+    ├── UnknownSession (LookupError)    a gateway has no such session, or it was silent too long
+    ├── SessionOver                     a session of a gateway takes no further turns
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
@@ -638,6 +640,37 @@ class EngineError(RedrbError):
     def is_refusal(self) -> bool:
         """Whether the server refused this request, such as a prompt that is too long."""
         return self.status in (400, 413, 422)
+
+
+class UnknownSession(RedrbError, LookupError):
+    """A gateway has no session of this id and secret: it was dropped, or was silent for too long.
+
+    It says the same of a wrong secret, of an id that never was, and of a task that was deleted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no such session: the URL is wrong, or the session was dropped, or was silent "
+            "for longer than --session-timeout. Begin another one."
+        )
+
+
+class SessionOver(RedrbError):
+    """A session takes no further turns; those that it has are unchanged.
+
+    Attributes:
+        reason: "over": it has its reward; "full": it has as many turns or bytes as a session may
+            have.
+    """
+
+    def __init__(self, session: str, reason: str) -> None:
+        self.session, self.reason = session, reason
+        super().__init__(
+            f"session {session} has its reward already: begin another one."
+            if reason == "over"
+            else f"session {session} has as many turns or bytes as a session may have: send its "
+            "reward, and begin another one."
+        )
 
 
 class WeightError(RedrbError):

@@ -98,7 +98,10 @@ done in it; the groups that wait for it in one status are a pool. Scripts name a
 `TASK_KEYS.owner`: what deletes a task or a consumer group goes through them.
 """
 
-TASK_REST: Final = ("sources:<origin>", "wake:<waiter>", "removed")
+TASK_REST: Final = (
+    *("sources:<origin>", "wake:<waiter>", "removed"),
+    *("session:<digest>", "gathering:<group>", "filling:<place>"),
+)
 """Further keys of a task: one for each origin that `sources` has, and those that expire."""
 
 TABLE_KEYS: Final = {

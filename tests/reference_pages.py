@@ -436,6 +436,7 @@ VARIABLES = {
     "checkpoint; default: keep",
     "REDRB_USER_PASSWORD": "password of the user that `redrb acl --apply` makes",
     "REDRB_DASHBOARD_TOKEN": "token of the page of `redrb dashboard`; default: a random one",
+    "REDRB_GATEWAY_TOKEN": "token that opens sessions of `redrb gateway`; default: none is needed",
 }
 
 

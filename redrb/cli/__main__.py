@@ -15,6 +15,7 @@ from redrb.cli import (
     doctor,
     engine_weights,
     exporter,
+    gateway,
     inspect_,
     ls,
     new,
@@ -53,6 +54,7 @@ _COMMANDS = (
     saving,
     weights,
     engine_weights,
+    gateway,
     exporter,
     completion,
 )

@@ -26,7 +26,7 @@ TAKEOVER = (
 """The effect of `redrb weights put` and `rm` on a trainer that publishes under the same name."""
 
 Role: TypeAlias = Literal[
-    "maker", "episode-maker", "trainer", "replay", "weight-reader", "observer", "admin"
+    "maker", "episode-maker", "gateway", "trainer", "replay", "weight-reader", "observer", "admin"
 ]
 
 ROLES: tuple[Role, ...] = get_args(Role)

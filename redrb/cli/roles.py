@@ -7,6 +7,7 @@ these parts allows all of it. The commands inside scripts are found in the scrip
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from redrb.cli.arguments import Role
 from redrb.errors import ConfigError
@@ -28,6 +29,7 @@ from redrb.lua.scripts import needed_commands, scripts_in
 CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
 
+_MAKERS: Final = ("maker", "episode-maker", "gateway")
 _RUN_SCRIPTS = ("eval", "evalsha")
 _PUT = "blpop exec exists hdel hget hkeys lrange multi wait xadd".split()
 _TAKE = "blpop hget hmget lrange xpending xrange xreadgroup xrevrange zscore".split()
@@ -37,6 +39,7 @@ _LOOK = (
 _REGISTRY = {
     "maker": ("zadd",),
     "episode-maker": ("zadd",),
+    "gateway": ("zadd",),
     "trainer": ("zadd",),
     "replay": ("zadd",),
     "observer": ("zlexcount", "zrangebylex"),
@@ -164,6 +167,7 @@ def _worker(role: Role, tasks: Sequence[TaskKeys]) -> str:
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
         "episode-maker": taking,  # it takes groups of unfinished samples
+        "gateway": ((*_PUT_SCRIPTS, *scripts_in("session")), (*_PUT, "hgetall")),
         # its heartbeat puts groups in parts whose makers have died
         "trainer": taking,
         "replay": ((*taking[0], *scripts_in("saving")), taking[1]),
@@ -182,7 +186,7 @@ def _table(role: Role, table: TableKeys) -> list[str]:
             _rules([f"%R~{prefix}*", f"%R~{values}"], looking, writes=False),
             _rules([f"~{prefix}stream", f"~{prefix}claims:*:stream"], _RUN_SCRIPTS),
         ]
-    if role in ("maker", "episode-maker"):
+    if role in _MAKERS:
         makes = (*_LOOK_AT_TABLE, "table/open", "table/put", "table/watch", "task/stats")
         written = [f"~{prefix}{name}" for name in _MADE]
         allowed = _commands(makes, *CONNECTING, *_RUN_SCRIPTS, *_PUT, *_ROWS)
@@ -205,7 +209,7 @@ def _weights(role: Role, namespace: str, weights: str) -> list[str]:
             _rules(versions, _RUN_SCRIPTS),
         ]
     posted = (trainer_key(namespace, weights), maker_key(namespace, "+").replace("+", "*"))
-    if role in ("maker", "episode-maker"):
+    if role in _MAKERS:
         # it notes the versions that it reads or finds damaged, and writes nothing else
         noted = ("asked", "followers", "none", "pins")
         notes = [f"~{each.prefix}{name}" for each in keys for name in noted]

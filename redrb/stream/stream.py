@@ -35,6 +35,7 @@ from redrb.stream.put.preparer import Groups, Items, Preparer, groups_of, groups
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
+from redrb.stream.put.rights import RightsSource
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.ranks import Balance, Ranks, checked_balance, checked_place
@@ -293,7 +294,7 @@ class ExperienceStream(OpenTask, Closing):
         policy_version: int | None = None,
         priority: float | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
-        admission: Admission | None = None,
+        admission: RightsSource | None = None,
         timeout: float | None = None,
     ) -> int | None:
         """Store one part of a group whose parts come from any number of processes.

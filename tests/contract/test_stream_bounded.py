@@ -19,6 +19,7 @@ import redrb
 from redrb.connection.transport import Pipeline
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.gateway.store import SessionStore
 from redrb.lua.calls import Found
 from redrb.stream.assembly.calls import FindDue, FinishParts
 from redrb.stream.put.batch import Claim
@@ -45,6 +46,7 @@ from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from redrb.watch.doctor.calls import Examine
 from redrb.watch.state.calls import Observe
+from tests.gateway_turns import turn
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of
 
@@ -572,3 +574,28 @@ def wait_for_parts(scene: Scene) -> None:
         filling.add("HSET", f"{prefix}part_ends", f"e{number}", 1)
         filling.add("ZADD", f"{prefix}part_ended", 1, f"e{number}")
     scene.client.exchange(filling)
+
+
+def test_sessions(compare):
+    """Of many open sessions, and of one with many turns."""
+
+    def build(scene):
+        scene.stream.advance(7)
+        store = SessionStore(scene.stream, timeout_s=600)
+        opened = [store.open(f"p{n // 3}", size=3, wait_s=5) for n in range(scene.size)]
+        first, second, third = (store.read(each.id, each.secret) for each in opened[:3])
+        for number in range(scene.size // 4):
+            store.append(first, turn(number - 1))
+
+        def use():
+            store.open("new", size=2, wait_s=5)
+            store.append(first, turn())
+            store.append(second, turn())
+            store.read(opened[0].id, opened[0].secret)
+            store.reward(first, 1.0)
+            store.reward(second, 1.0)
+            store.drop(third)
+
+        scene.note_each(use)
+
+    compare(build, max_staleness=1, groups_per_version=100_000)

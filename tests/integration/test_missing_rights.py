@@ -18,6 +18,7 @@ from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
 from redrb.experience import Status
+from redrb.gateway.store import SessionStore
 from redrb.keys import maker_key
 from redrb.lua.calls import Found
 from redrb.lua.commands import as_lua
@@ -43,6 +44,7 @@ from redrb.stream.task.stored_settings import read_settings
 from redrb.train.announcements import AnnouncementReader
 from redrb.weights.inspection.listing import remove_weights
 from redrb.weights.wire.calls import Advance
+from tests.gateway_turns import turn
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, script_names
 
@@ -154,6 +156,22 @@ def test_ranks(user):
     scene.fill()
     ask = AskStep("default", "me", 0, 1, -1)
     assert user.check(ask.script, lambda: scene.run(ask)) == StepReply()
+
+
+def test_sessions(user):
+    settings = {"max_staleness": 1, "groups_per_version": 2, "lease_ms": FOREVER_MS}
+    stream = ExperienceStream(user.client, "math", namespace=user.namespace, **settings)
+    stream.advance(7)
+    with SessionStore(stream, timeout_s=600) as sessions:
+        first = sessions.open("p", size=3, wait_s=5)
+        opened = user.check("session/open", lambda: sessions.open("p", size=3, wait_s=5))
+        stored = sessions.read(first.id, first.secret)
+        assert user.check("session/use", lambda: sessions.read(first.id, first.secret)) == stored
+        added = user.check("session/append", lambda: sessions.append(stored, turn()))
+        assert sessions.read(first.id, first.secret).turns == [added]
+        session = sessions.read(opened.id, opened.secret)
+        assert session.index == 1
+        user.check("session/drop", lambda: sessions.drop(session))
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

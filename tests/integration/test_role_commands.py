@@ -18,6 +18,7 @@ from redrb.cli.__main__ import main
 from redrb.compat.slime import RedrbDataSource
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreDenied
+from redrb.gateway.store import SessionStore
 from redrb.keys import registry_key
 from redrb.stream.mixture import Mixture
 from redrb.stream.task.lookup import task_stats
@@ -29,6 +30,7 @@ from tests.engine_server import EngineServer
 from tests.faults.episode_maker import GROUP_SIZE, engine_of, episode, opened
 from tests.faults.episode_maker import prompts as episode_prompts
 from tests.framework_stand_ins import arguments, stand_ins
+from tests.gateway_turns import turn
 from tests.samples import numbered, numbers
 
 pytestmark = pytest.mark.timeout(300)  # whole jobs, as processes
@@ -101,6 +103,21 @@ def test_a_maker_of_episodes(log_in, namespace, refused):
         maker = EpisodeMaker(stream, episode, engine_of(server.url), group_size=GROUP_SIZE)
         maker.run(episode_prompts(0, 2))
         assert (stream.count("aborted"), len(stream)) == (0, 3)
+    assert refused() == set()
+
+
+def test_a_gateway(log_in, store, namespace, refused):
+    options = {"namespace": namespace, "max_staleness": 1, "groups_per_version": 2}
+    stream = ExperienceStream(log_in("gateway"), "math", weights="policy", **options)
+    stream.advance(7)
+    with SessionStore(stream, timeout_s=60) as sessions:
+        opened = [sessions.open("p", size=2, wait_s=5) for _ in range(3)]
+        found = [sessions.read(each.id, each.secret) for each in opened]
+        for session in found[:2]:
+            sessions.append(session, turn())
+            sessions.reward(session, 1.0)
+        sessions.drop(found[2])
+    assert task_stats(store, "math", namespace=namespace, group="default").ledger.put == 1
     assert refused() == set()
 
 

@@ -284,6 +284,25 @@ def test_a_maker_takes_nothing(log_in: LogIn, namespace: str) -> None:
             stream.take(1, timeout=0)
 
 
+def test_a_gateway_takes_nothing_and_publishes_no_weights(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    publish(owner, namespace)
+    client = log_in("gateway")
+    with ExperienceStream(client, TASK, namespace=namespace, weights="policy") as stream:
+        stream.put(numbered(1), policy_version=0)
+        for refused in (
+            lambda: stream.take(1, timeout=0),
+            stream.clear,
+            lambda: publish(client, namespace, 1.0),
+            lambda: remove_weights(client, "policy", namespace=namespace),
+        ):
+            with pytest.raises(StoreDenied):
+                refused()
+    reader = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    assert reader.poll({"a": torch.zeros(8)})
+
+
 def test_a_trainer_takes_acknowledges_and_publishes(
     log_in: LogIn, owner: Client, namespace: str
 ) -> None:

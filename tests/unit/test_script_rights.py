@@ -13,7 +13,7 @@ from redrb.cli.roles import permissions
 from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.scripts import load, scripts_in
 
-FOLDERS = tuple("admission put assembly take ranks task saving weights table".split())
+FOLDERS = tuple("admission put assembly session take ranks task saving weights table".split())
 READING = (
     *("saving/records", "task/count", "task/floor", "task/observe", "task/stats", "task/versions"),
     *("ranks/read", "table/look", "table/produced", "table/stats", "table/tags"),

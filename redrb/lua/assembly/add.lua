@@ -73,7 +73,7 @@ end
 if right ~= '' and not record.right then
   --@include held_rights
   record.series, record.right = ask.series, right
-  keep_right(record.series, right)
+  keep_right(record.series, right, '#parts/0')
 end
 redis.call('HSET', key('part_records'), name, cmsgpack.pack(record))
 record.key = name

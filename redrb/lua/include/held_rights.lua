@@ -69,14 +69,18 @@ local function use_rights(given)
   end
 end
 
--- Keep a right for a group that is put in parts: until its parts end, it is no longer that of a maker.
-local function keep_right(series, right)
+-- Keep a right for a group that several processes make: it is that of a `holder`, and of no maker any more,
+-- until it is used or returned, or until the time `ends`, if there is one.
+local function keep_right(series, right, holder, ends)
   local record = redis.call('HGET', key('right'), right)
   if record and redis.call('HGET', key('admission'), 'series') == series then
     redis.call('ZREM', key('holders'), string.match(record, '%S+$') .. '/' .. right)
     redis.call('ZREM', key('holds'), right)
-    redis.call('HSET', key('right'), right, (string.gsub(record, '%S+$', '#parts/0')))
-    redis.call('ZADD', key('holders'), 0, '#parts/0/' .. right)
+    redis.call('HSET', key('right'), right, (string.gsub(record, '%S+$', holder)))
+    redis.call('ZADD', key('holders'), 0, holder .. '/' .. right)
+    if ends then
+      redis.call('ZADD', key('holds'), ends, right)
+    end
   end
 end
 

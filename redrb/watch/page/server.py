@@ -1,4 +1,4 @@
-"""Serves the page until a signal comes."""
+"""Serves an application until a signal comes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from redrb.errors import ConfigError
-from redrb.watch.page.feed import Feed
 
 MOST_CONNECTIONS = 256
-"""Most open connections. Another one closes the oldest without a request; if all have one, requests
-get status 503."""
+"""Most open connections of the page. Another one closes the oldest without a request; if all have
+one, requests get status 503."""
+
+
+class Beside(Protocol):
+    """What runs beside the application."""
+
+    async def run(self) -> None:
+        """Run until it is cancelled; an error ends the server."""
+
+    async def close(self) -> None:
+        """End the responses that would not end by themselves."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -31,17 +41,28 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"the page cannot be served at {host}:{port}: {error.strerror}. Choose another --port."
+            f"this cannot be served at {host}:{port}: {error.strerror}. Choose another --port."
         ) from error
     return listening
 
 
 async def serve(
-    app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]
+    app: Starlette,
+    beside: Beside,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    *,
+    connections: int = MOST_CONNECTIONS,
+    grace_s: int = 2,
+    idle_s: int = 5,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
 
-    `ready` is called when the server takes requests.
+    Args:
+        ready: Called when the server takes requests.
+        connections: Most that are open.
+        grace_s: Seconds that requests get to end.
+        idle_s: Seconds after which a connection without a request is closed.
     """
     server = _Server(
         uvicorn.Config(
@@ -49,8 +70,9 @@ async def serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=2,
-            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=grace_s,
+            timeout_keep_alive=idle_s,
+            limit_concurrency=connections,
             http=_Connection,
         )
     )
@@ -59,17 +81,17 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    feeding = asyncio.create_task(feed.run())
+    running = asyncio.create_task(beside.run())
     stopping = asyncio.create_task(stopped.wait())
     ready()
-    await asyncio.wait((serving, feeding, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((serving, running, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    await feed.close()
+    await beside.close()
     server.should_exit = True
     await serving
-    if feeding.done():
-        feeding.result()  # raises what ended it
-    feeding.cancel()
+    if running.done():
+        running.result()  # raises what ended it
+    running.cancel()
 
 
 class _Connection(H11Protocol):
@@ -84,7 +106,7 @@ class _Connection(H11Protocol):
             for each in self.connections
             if isinstance(each, _Connection) and each.is_idle and each is not self
         ]
-        if len(self.connections) >= MOST_CONNECTIONS and idle:
+        if len(self.connections) >= (self.limit_concurrency or 0) and idle:
             oldest = min(idle, key=lambda each: each.made_at)
             self.connections.discard(oldest)
             oldest.transport.abort()

@@ -1,0 +1,207 @@
+"""The chat of a vLLM server: the tokens of a request, and the reply that sampled tokens are."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any, Self
+
+from redrb.errors import ConfigError, EngineError
+from redrb.gateway.messages import Ask, Json, Refused
+from redrb.train.engines import Generation, VLLMEngine
+from redrb.train.engines.http import JsonClient
+
+_PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+
+_TIMEOUT_S = 600.0
+
+
+class ChatServer:
+    """A vLLM server with `--enable-scale-out`: it has the chat template and the parsers.
+
+    Attributes:
+        engine: Samples.
+        model: The model's name at the server.
+    """
+
+    def __init__(self, http: JsonClient, engine: VLLMEngine, model: str, most: int) -> None:
+        self.engine, self.model = engine, model
+        self._http, self._most = http, most
+
+    @classmethod
+    async def open(cls, url: str, model: str | None = None) -> Self:
+        """Connect to a server.
+
+        Raises:
+            ConfigError: It cannot do what the gateway needs, or has no such model.
+            EngineError: It does not answer.
+        """
+        http = JsonClient(url, timeout=_TIMEOUT_S)
+        try:
+            found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
+            name = model or next(iter(found))
+            most = int(found[name]["max_model_len"])
+            hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+            await http.request(f"{_PATHS['chat']}/render", hello)
+        except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
+            await http.close()
+            if isinstance(error, EngineError) and error.is_outage:
+                raise
+            raise ConfigError(
+                f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
+                f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
+            ) from error
+        return cls(http, VLLMEngine(url, model=name), name, most)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+        await self.engine.close()
+
+    async def prompt(self, ask: Ask, messages: list[Json] | None = None) -> list[int]:
+        """Return the tokens of a request, or of the same one with other messages."""
+        if ask.prompt:
+            return await self.text(ask.prompt, is_begin=True)
+        shown = {**ask.sampling, **ask.template, "messages": messages or ask.messages}
+        body = {"model": self.model, "max_tokens": 1, **shown}
+        reply = await self._http.request(f"{_PATHS[ask.protocol]}/render", body)
+        return self._tokens(reply.get("token_ids"))
+
+    async def text(self, text: str, *, is_begin: bool = False) -> list[int]:
+        """Return the tokens of a text, with those that begin a prompt if it is one's begin."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": is_begin}
+        return self._tokens((await self._http.request("/tokenize", body)).get("tokens"))
+
+    async def continuation(
+        self, ask: Ask, at: int, last: int
+    ) -> tuple[list[int], list[int] | None]:
+        """Return the tokens of a request, and those of them that follow a reply.
+
+        They are what two prompts have in common at their end whose replies differ. So nothing
+        before them matters, such as reasoning that the template leaves out.
+
+        Args:
+            at: The reply's place in the messages.
+            last: Its last sampled token, which may be the end of its turn already.
+
+        Returns:
+            The second are None if the template shows them in another way after this reply.
+        """
+        before, after = ask.messages[:at], ask.messages[at + 1 :]
+        others = [[*before, {"role": "assistant", "content": each}, *after] for each in "01"]
+        changed = [{**each, "content": _changed(each.get("content"))} for each in after]
+        others.append([*before, ask.messages[at], *changed])
+        whole = await self.prompt(ask)
+        try:
+            found = await asyncio.gather(*(self.prompt(ask, each) for each in others))
+        except EngineError as error:
+            if not error.is_refusal:
+                raise
+            return whole, None  # such as a template that asks for the calls of a tool's result
+        return whole, following(whole, *found, last=last)
+
+    async def sample(self, ask: Ask, tokens: list[int]) -> Generation:
+        """Sample the reply to a request; the tokens are those of all that is before it."""
+        room = self._most - len(tokens)
+        if room < 1:
+            raise Refused(f"context_length_exceeded: {len(tokens)} tokens, at most {self._most}.")
+        sampling = ask.sampling | ({"stop": ask.stop} if ask.stop else {})
+        most = min(ask.max_tokens or room, room)
+        return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
+
+    async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
+        """Return the reply that sampled tokens are.
+
+        Returns:
+            `message` in OpenAI's form, also of a text; `finish`; `stop`, the word that ended it, or
+            None; `usage`; `whole`, the content with that word, and a NUL if a token ended it.
+        """
+        choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
+        response = {"choices": [choice], "prompt_token_ids": tokens}
+        body: Json = {"model": self.model, "generate_responses": [response]}
+        path = "/v1/completions/derender"
+        if not ask.prompt:
+            path = f"{_PATHS['chat']}/derender"
+            body = {"model": self.model, "generate_response": response}
+            body["chat_request"] = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
+        found = await self._http.request(path, body)
+        try:
+            [choice] = found["choices"]
+            told = choice.get("message") or {"content": choice["text"]}
+            content = str(told["content"] or "")
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._malformed("a reply") from error
+        ends = sorted((content.find(word), word) for word in ask.stop if word in content)
+        cut, word = ends[0] if ends else (None, None)
+        message = {"role": "assistant", "content": content[:cut]}
+        message |= {name: told[name] for name in ("reasoning", "tool_calls") if told.get(name)}
+        calls = done.finish == "stop" and "tool_calls" in message
+        return {
+            "id": secrets.token_hex(12),
+            "created": int(time.time()),
+            "message": message,
+            "whole": content + "\0" * (done.finish == "stop" and word is None),
+            "finish": "tool_calls" if calls else done.finish,
+            "stop": word,
+            "usage": [len(tokens), len(done.tokens)],
+        }
+
+    def _tokens(self, found: Any) -> list[int]:
+        if not isinstance(found, list) or not all(type(each) is int for each in found):
+            raise self._malformed("token ids")
+        return found
+
+    def _malformed(self, what: str) -> EngineError:
+        where = self._http.where
+        return EngineError(f"{where} answered without {what}.", where=where, status=200)
+
+
+def following(
+    whole: list[int], one: list[int], other: list[int], changed: list[int], *, last: int
+) -> list[int] | None:
+    """Return what follows a reply in a prompt; None: the prompt does not show it.
+
+    Args:
+        one, other: The prompt with two other replies.
+        changed: The prompt with other messages after the reply.
+        last: The reply's last sampled token: if it is the end of its turn, it is not repeated.
+    """
+    count = _common(reversed(one), reversed(other))
+    tail, shown = one[len(one) - count :], whole[len(whole) - count :]
+    is_all = _common(whole, changed) >= len(whole) - count  # else some stands before the end
+    if not tail or len(tail) == len(one) or shown[1:] != tail[1:] or not is_all:
+        return None
+    # turns may end with a token of their own, such as those with calls
+    return shown[1:] if last in (tail[0], shown[0]) else shown
+
+
+def _common(one: Iterable[int], other: Iterable[int]) -> int:
+    """Return how many tokens at the begin are the same."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _changed(content: Any) -> Any:
+    """Return a content with other texts in the same blocks."""
+    if isinstance(content, list):
+        return [
+            {**each, **{name: _changed(each[name]) for name in {"text", "content"} & each.keys()}}
+            for each in content
+        ]
+    return ("1" if str(content).startswith("0") else "0") + str(content or "")
+
+
+def _template(ask: Ask) -> Json:
+    """Return what parsers of replies ask of a request, in the form of OpenAI."""
+    if ask.protocol == "chat":
+        return ask.template
+    tools = [
+        {"type": "function", "function": {"name": each["name"], "parameters": each["input_schema"]}}
+        for each in ask.template.get("tools", ())
+    ]
+    is_off = ask.template.get("thinking") == {"type": "disabled"}
+    effort = {"reasoning_effort": "none"} if is_off else {}
+    return effort | ({"tools": tools} if tools else {})

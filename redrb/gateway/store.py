@@ -1,0 +1,320 @@
+"""`SessionStore`: sessions of agents in Redis, with which any gateway of their task goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from redrb.checks import checked_number
+from redrb.codec import encode_groups
+from redrb.connection.client import Request
+from redrb.connection.deadline import Deadline
+from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
+from redrb.errors import ConfigError, SessionOver, UnknownSession
+from redrb.experience.fields import Scalar
+from redrb.gateway.calls import (
+    MOST_BYTES,
+    MOST_TOKENS,
+    MOST_TURNS,
+    AppendTurn,
+    DropSession,
+    OpenReply,
+    OpenSession,
+    UseSession,
+)
+from redrb.gateway.session import Session, Turn, decode_turn, encode_turn
+from redrb.scopes import Closing
+from redrb.stream import ExperienceStream
+from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
+from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.task.tags import tag_values
+from redrb.train.engines.trajectory import Trajectory
+from redrb.unpacking import Reading, whole
+
+MOST_PROMPT_BYTES = 200
+"""Most bytes of the id of a prompt."""
+
+SHORT_AGE = "30s"
+"""Age limit of a group whose last open session is over, while others of it were dropped."""
+
+ROOM_S = 30.0
+"""Seconds for which a reward waits for room for its group; without room its parts are stored."""
+
+_head = msgspec.msgpack.Decoder(Session).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session that has begun.
+
+    Attributes:
+        id: Its public name.
+        secret: With the id, it opens the session; nothing else has it.
+        version: Weight version that the task knows; None: none.
+    """
+
+    id: str
+    secret: str
+    version: int | None
+
+
+class SessionStore(Closing):
+    """Opens sessions of a task, goes on with them and ends them; safe among threads.
+
+    A session and the right of its group are in Redis alone: they outlive any gateway. They expire
+    when no call has used the session for `timeout_s`; the group then follows the rule of
+    `ExperienceStream.put_part`.
+    """
+
+    def __init__(self, stream: ExperienceStream, *, timeout_s: float) -> None:
+        """Use a task.
+
+        Args:
+            stream: Of the task; it is closed with the store.
+            timeout_s: Seconds after which a session that no call uses is gone.
+
+        Raises:
+            ConfigError: The time is not > 0.
+        """
+        self._ttl_ms = round(checked_number("timeout_s", timeout_s) * 1000)
+        if self._ttl_ms <= 0:
+            raise ConfigError(f"timeout_s={timeout_s!r}: give seconds > 0.")
+        self._part_age = f"{math.ceil(timeout_s)}s"
+        self._stream = stream
+        self._task = stream._task  # noqa: SLF001 (a session is stored with its task)
+        self._replication = Replication(self._task.store.client.min_replicas)
+        self._admitting = threading.Lock()
+
+    def open(
+        self,
+        prompt: str,
+        *,
+        size: int,
+        tags: Mapping[str, Scalar] | None = None,
+        least: int | None = None,
+        on_incomplete: OnIncomplete = "drop",
+        wait_s: float,
+    ) -> Opened:
+        """Begin a session: the next of the group that sessions of this prompt are filling.
+
+        The first session of a group takes one right of admission, if the task gives rights; it is
+        held by the group, not by this process.
+
+        Args:
+            prompt: Id of the prompt, a text of 1 to 200 bytes.
+            size: Sessions of a group. Sessions with another size or rule fill another group.
+            tags: Of the samples of the group; those of its first session hold.
+            least: Fewest sessions with which the group is put; default: all.
+            on_incomplete: What becomes of a group with fewer: "drop", or "dead", a dead letter.
+            wait_s: Seconds to wait for a right; 0 looks once.
+
+        Raises:
+            ConfigError: An argument is not usable, or the task never gives a right.
+            EncodeError, RecordError: A tag cannot be stored.
+            AdmissionTimeout: There was no right in time.
+            StoreUnavailable: Redis stayed away.
+        """
+        usable = isinstance(prompt, str) and prompt.isprintable()
+        if not usable or not 0 < len(prompt.encode(errors="ignore")) <= MOST_PROMPT_BYTES:
+            raise ConfigError(
+                f"prompt={prompt!r:.80}: give a text of 1 to {MOST_PROMPT_BYTES} bytes."
+            )
+        id_, secret = secrets.token_hex(8), secrets.token_urlsafe(24)
+        group = f"{prompt}:{id_}"
+        part = GroupPart.checked(group, 0, size, least, PART_AGE, on_incomplete, MOST_PARTS)
+        rule = {"prompt": prompt, "size": part.of, "least": part.least, "bury": part.bury}
+        head = {"id": id_, "place": _digest(json.dumps(rule)), **rule}
+        named = json.dumps(self._checked_tags(tags))
+        call = OpenSession(
+            session=_name(id_, secret), head=head, group=group, tags=named, ttl_ms=self._ttl_ms
+        )
+        wait_s = checked_number("wait_s", wait_s)
+        with Deadline(wait_s):
+            reply = self._opened(call)
+            if reply.outcome == "unadmitted":
+                reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
+        return Opened(id_, secret, reply.version)
+
+    def read(self, session_id: str, secret: str) -> Session:
+        """Return a session with its turns so far, and set its time to live anew.
+
+        Raises:
+            UnknownSession: There is none of this id and secret.
+            StoreUnavailable: Redis stayed away.
+        """
+        return self._read(_name(session_id, secret))
+
+    def append(self, session: Session, turn: Turn) -> Turn:
+        """Store a turn, exactly once for each request.
+
+        Returns:
+            The stored turn: this one, or the one that answered the same request before.
+
+        Raises:
+            RecordError: The turn is aborted or malformed; nothing was stored.
+            SessionOver: The session has its reward, or is full; nothing was stored.
+            UnknownSession: It is gone.
+            StoreUnavailable: Redis stayed away; append it again.
+        """
+        known = any(each.request == turn.request for each in session.turns)
+        if not known and session.sample_tokens(turn) > MOST_TOKENS:
+            raise SessionOver(session.id, "full")
+        call = AppendTurn(session.name, turn.request.hex(), self._ttl_ms, MOST_TURNS, MOST_BYTES)
+        store, made = self._task.store, Pipeline()
+        call.add_to(made, store.script_keys, encode_turn(turn))
+        self._replication.add_to(made)
+
+        def read(replies: list[Reply]) -> Turn:
+            done, confirmed = self._replication.divide(replies)
+            [(outcome, *first)] = without_errors(done)
+            match call.read(outcome):
+                case "unknown":
+                    raise UnknownSession
+                case "over" | "full" as reason:
+                    raise SessionOver(session.id, reason)
+                case "known":
+                    found = decode_turn(first[0], MOST_TURNS)
+                case "stored":
+                    found = turn
+            self._replication.check(confirmed)
+            return found
+
+        with Deadline(), Reading("the reply to a turn"):
+            return Request(store.client, made, read).result()
+
+    def reward(
+        self, session: Session, reward: float, *, extras: Mapping[str, Any] | None = None
+    ) -> int | None:
+        """Put a session as its part of the group; it takes no turns from then on.
+
+        It may be repeated: the part counts once, with the reward that was stored first. The samples
+        are those of the turns that Redis has, which may be more than `session` has.
+
+        Returns:
+            Id of the group; None while sessions of it are missing, or if it was dropped.
+
+        Raises:
+            ConfigError: The reward is no finite number.
+            RecordError, EncodeError: The session has no turn, or the extras cannot be stored; give
+                others.
+            UnknownSession: It is gone.
+            StoreFull: There is no room for the group; if its parts are stored, it is put later.
+            StoreUnavailable: Redis stayed away; send it again.
+        """
+        reward = checked_number("reward", reward)
+        found = self._read(session.name, ends=True)
+        keys, rights = self._task.store.keys, NO_RIGHTS
+        if found.right:
+            rights = Rights(self._task.name, keys.prefix, found.series, (int(found.right),))
+        return self._stream.put_part(
+            found.group,
+            found.items(reward, extras),
+            index=found.index,
+            of=found.size,
+            least=found.least,
+            part_age=SHORT_AGE if found.short else self._part_age,
+            on_incomplete="dead" if found.bury else "drop",
+            admission=rights or None,
+            timeout=ROOM_S,
+        )
+
+    def drop(self, session: Session) -> None:
+        """Delete a session, which becomes no part of its group; repeated, it changes nothing.
+
+        If the group has no other session, its right returns. A session that has its reward stays a
+        part.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        with Deadline():
+            self._task.store.call(DropSession(session.name))
+
+    def close(self) -> None:
+        """Close the stream; sessions stay, and other gateways go on with them."""
+        self._stream.close()
+
+    def _checked_tags(self, tags: Mapping[str, Scalar] | None) -> dict[str, Scalar]:
+        """Return tags that can be put later, or raise the error of such a put."""
+        if not (tags is None or isinstance(tags, Mapping)):
+            raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
+        item = Trajectory((0,)).item(tags=tags)
+        encode_groups([[item]])
+        tag_values(self._task.description.tags, [item], None)
+        return item.tags
+
+    def _opened(self, call: OpenSession) -> OpenReply:
+        while True:
+            incarnation = self._task.description.incarnation
+            reply = self._task.store.call(replace(call, incarnation=incarnation))
+            if reply.outcome != "gone":
+                return reply
+            self._task.reopen(refused_here=True)
+
+    def _admitted(self, call: OpenSession, wait_s: float) -> OpenReply:
+        """Open a session with a right, unless another session begins the group meanwhile.
+
+        One thread asks for a right at a time: the sessions of a prompt, which begin together, would
+        else wait for as many rights as they are, and their group needs one.
+        """
+        mine = self._admitting.acquire(timeout=wait_s)
+        try:
+            reply = self._opened(call)
+            while reply.outcome == "unadmitted":
+                with self._stream.admit() as right:
+                    rights, kept = right.hand_over(1), False
+                    series, number = rights.series, str(rights.numbers[0])
+                    try:
+                        reply = self._opened(replace(call, series=series, right=number))
+                        kept = reply.keeps_right
+                    finally:
+                        (rights.note_ended if kept else rights.hand_back)(rights.numbers)
+            return reply
+        finally:
+            if mine:
+                self._admitting.release()
+
+    def _read(self, name: str, *, ends: bool = False) -> Session:
+        store = self._task.store
+        use, look = UseSession(name, self._ttl_ms, ends), Pipeline()
+        use.add_to(look, store.script_keys)
+        look.add("HGETALL", f"{store.keys.prefix}session:{name}")
+
+        def read(replies: list[Reply]) -> Session | None:
+            used, stored = without_errors(replies)
+            fields = dict(zip(*[iter(stored)] * 2, strict=True))
+            reply = use.read(used)
+            if reply.outcome == "unknown" or not fields:
+                return None
+            session = _head(fields[b"head"])
+            turns = range(whole(fields[b"turns"]))
+            session.turns = [decode_turn(fields[b"%d" % index], index) for index in turns]
+            session.name, session.over, session.short = name, b"over" in fields, reply.short
+            return session
+
+        with Deadline(), Reading("a session"):
+            found = Request(store.client, look, read).result()
+        if found is None:
+            raise UnknownSession
+        return found
+
+
+def _name(id_: str, secret: str) -> str:
+    """Return the name of a session in Redis.
+
+    It is found by this digest, so no secret is compared, and none stands in Redis.
+    """
+    return _digest(f"{id_}.{secret}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

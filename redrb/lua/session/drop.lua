@@ -1,0 +1,31 @@
+-- Delete a session. If its group has no other one, the group's right returns.
+-- KEYS[1] stream
+-- ARGV    the call `DropSession` of redrb/gateway/calls.py
+-- Returns its reply. Repeated, it does nothing a second time.
+--@include task waking sessions permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+local ask = cmsgpack.unpack(ARGV[1])
+local session = key('session', ask.session)
+local head = head_of(session)
+local over = redis.call('HEXISTS', session, 'over') == 1
+redis.call('DEL', session)
+local gathering = head and not over and key('gathering', head.group)
+if not gathering or redis.call('EXISTS', gathering) == 0 then
+  return cmsgpack.pack('dropped')
+end
+local dropped = redis.call('HINCRBY', gathering, 'dropped', 1)
+leave(head, true)
+if dropped == number(gathering, 'next') then
+  local filling = key('filling', head.place)
+  if redis.call('GET', filling) == head.group then
+    redis.call('DEL', filling)
+  end
+  if head.right ~= '' then
+    --@include held_rights
+    return_right(head.series, head.right)
+    wake_makers()
+  end
+end
+return cmsgpack.pack('dropped')
