@@ -160,7 +160,7 @@ def test_what_a_change_makes_impossible_ends_at_once_and_keeps_nobody_waiting(
     for module in (deadline, admitter):
         monkeypatch.setattr(module, "SLICE_S", 60.0)  # nobody looks without being woken
     admin, waiting = open_stream(**given), open_stream(lease_ms=180_000)
-    before(admin)
+    kept = before(admin)  # rights return when nobody has them
     keys = admin._task.store.keys
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(call, waiting, 3)
@@ -169,6 +169,7 @@ def test_what_a_change_makes_impossible_ends_at_once_and_keeps_nobody_waiting(
         with pytest.raises(ConfigError):
             ending.result(20)
     assert not admin._store.client.execute("KEYS", f"{keys.prefix}queue:*")
+    del kept
 
 
 def test_a_bound_comes_while_the_request_of_a_dead_maker_is_left(open_stream: Opener) -> None:
