@@ -259,6 +259,22 @@ def test_one_right_covers_the_group_and_outlives_its_maker(open_stream):
     assert rights.balanced
 
 
+def test_a_right_that_a_group_keeps_is_not_returned_by_a_maker_without_the_reply(open_stream):
+    """It does not know that its part was stored, and leaves the block of its rights."""
+    stream = open_stream(max_staleness=0, groups_per_version=4)
+    stream.advance(1)
+    with stream.admit(3, timeout=0) as right:
+        part = right.hand_over(1)
+        put_parts(stream, 0, policy_version=1, admission=part)
+        right.hand_back(part.numbers)
+    rights = stream.stats().admission
+    assert (rights.held, rights.returned) == (1, 2)
+    put_parts(stream, 1, 2, policy_version=1)
+    rights = stream.stats().admission
+    assert (rights.used, rights.held, rights.late) == (1, 0, 0)
+    assert rights.balanced
+
+
 @pytest.mark.parametrize("rule", ["dead", "drop"])
 def test_a_maker_that_waits_is_woken_for_the_right_of_a_group_that_is_not_put(open_stream, rule):
     stream = open_stream(max_staleness=0, groups_per_version=1)

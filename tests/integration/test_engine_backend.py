@@ -466,6 +466,33 @@ def test_a_refused_load_changes_nothing_whichever_request_is_repeated(
     asyncio.run(run())
 
 
+def test_a_server_that_was_started_again_during_a_refused_load_does_not_get_the_label_before(
+    server, client, policies, namespace
+):
+    """Another maker has told it where the weights are, so nothing but its label tells."""
+
+    async def run() -> None:
+        async with job_with_weights(server, client, policies, namespace) as job:
+            label, request, named = server.label, job.engine._client.request, []
+
+            async def after_restart(path, body=None):
+                if path == "/update_weight_version" and not named:
+                    named.append(path)
+                    await asyncio.to_thread(server.restart)
+                    await job.engine._init(job.engine._told)
+                    raise EngineError("the connection ended", where=server.url)
+                return await request(path, body)
+
+            policies.publish(model="critic")
+            job.engine._client.request = after_restart
+            with pytest.raises(WeightsKeptError):
+                await job.weights.update(timeout=5)
+            assert server.label != label
+
+    asyncio.run(run())
+    server.unpaused = 0  # it was started again after the pause
+
+
 MESSAGES = [
     "its names do not fit.",
     """the tensor 'a' isn't {"as": "expected"}\n\\ a second line, and \u00e9.""",

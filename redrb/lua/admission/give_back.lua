@@ -21,7 +21,11 @@ if not rules().groups_per_version then
 end
 --@include admission held_rights
 if redis.call('HGET', key('admission'), 'series') == ask.series then
-  ended = ask.numbers
+  for i, record in ipairs(replies_of('HMGET', key('right'), ask.numbers)) do
+    if record and not string.find(record, ' #%S+$') then -- else a group keeps it
+      ended[#ended + 1] = ask.numbers[i]
+    end
+  end
 end
 if holder ~= '' then
   ended = rights_of(holder, PAGE.rights_returned)

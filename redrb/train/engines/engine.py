@@ -528,10 +528,15 @@ class Engine(ABC):
         before is given back only if no attempt may have changed what it names.
         """
         loading, new = f"loading {label}", f"{label}/{uuid.uuid4().hex[:8]}"
-        before = await self._repeated(self._weights_label, self._retry_s)
+        before: str | None = None
 
         async def load() -> None:
             nonlocal before
+            found = await self._weights_label()
+            if before is None:
+                before = found
+            elif found not in (before, loading):  # the server was started again
+                before = loading
             await self._name(loading)
             try:
                 await self._load(source)
@@ -552,7 +557,7 @@ class Engine(ABC):
         try:
             await self._repeated(load, self._retry_s)
         except WeightsKeptError:
-            await self._repeated(partial(name, before), self._retry_s)
+            await self._repeated(partial(name, before or loading), self._retry_s)
             raise
         found = await self._repeated(partial(name, new), self._retry_s)
         if weights_of(found) != label:  # else another maker has loaded the same
