@@ -18,6 +18,9 @@ _PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 
 _TIMEOUT_S = 600.0
 
+MOST_AT_ONCE = 16
+"""Most calls at a time that render or parse: the work of httpx grows with its connections."""
+
 
 class ChatServer:
     """A vLLM server with `--enable-scale-out`: it has the chat template and the parsers.
@@ -30,6 +33,7 @@ class ChatServer:
     def __init__(self, http: JsonClient, engine: VLLMEngine, model: str, most: int) -> None:
         self.engine, self.model = engine, model
         self._http, self._most = http, most
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     @classmethod
     async def open(cls, url: str, model: str | None = None) -> Self:
@@ -67,13 +71,13 @@ class ChatServer:
             return await self.text(ask.prompt, is_begin=True)
         shown = {**ask.sampling, **ask.template, "messages": messages or ask.messages}
         body = {"model": self.model, "max_tokens": 1, **shown}
-        reply = await self._http.request(f"{_PATHS[ask.protocol]}/render", body)
+        reply = await self._asked(f"{_PATHS[ask.protocol]}/render", body)
         return self._tokens(reply.get("token_ids"))
 
     async def text(self, text: str, *, is_begin: bool = False) -> list[int]:
         """Return the tokens of a text, with those that begin a prompt if it is one's begin."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": is_begin}
-        return self._tokens((await self._http.request("/tokenize", body)).get("tokens"))
+        return self._tokens((await self._asked("/tokenize", body)).get("tokens"))
 
     async def continuation(
         self, ask: Ask, at: int, last: int
@@ -127,7 +131,7 @@ class ChatServer:
             path = f"{_PATHS['chat']}/derender"
             body = {"model": self.model, "generate_response": response}
             body["chat_request"] = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
-        found = await self._http.request(path, body)
+        found = await self._asked(path, body)
         try:
             [choice] = found["choices"]
             told = choice.get("message") or {"content": choice["text"]}
@@ -148,6 +152,10 @@ class ChatServer:
             "stop": word,
             "usage": [len(tokens), len(done.tokens)],
         }
+
+    async def _asked(self, path: str, body: Json) -> Json:
+        async with self._places:
+            return await self._http.request(path, body)
 
     def _tokens(self, found: Any) -> list[int]:
         if not isinstance(found, list) or not all(type(each) is int for each in found):
