@@ -282,8 +282,9 @@ def test_the_samples_of_branches_are_bounded(gateway, monkeypatch):
     store.reward(session, 1.0)
     items = stream_of(store).take(1, timeout=0).items()
     assert sum(len(item) for each in items if (item := each.sequences) is not None) == (
-        session.sample_tokens()
+        int(raw(store, "HGET", f"session:{session.name}", "tokens"))
     )
+    assert raw(store, "HGET", f"session:{session.name}", "samples") == b"%d" % len(items)
 
 
 @pytest.mark.parametrize("turns", [1, 1000])
