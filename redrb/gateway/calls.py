@@ -21,7 +21,7 @@ MOST_TOKENS = 2**22
 """Most tokens of the samples of a session, which have what their branches share once each."""
 
 GROUP_TOKENS = 2**24
-"""Most tokens of the samples of a group, of which each session may have its share: about 21 bytes
+"""Most tokens of the samples of a group, of which each session may have its share: at most 21 bytes
 each, so that the group is a value that Redis stores."""
 
 GROUP_EXTRAS = 64 * 2**20
