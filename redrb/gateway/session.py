@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, kw_only=True):
     Attributes:
         id: Its public name.
         index: Its place in the group.
-        size: Sessions of a group.
+        size: Sessions of a group, >= 1.
         turns: In the order in which they were stored.
         over: Whether it has its reward, and takes no further turns.
         short: Whether it is the last one of a group of which others were dropped.
@@ -62,7 +62,7 @@ class Session(msgspec.Struct, kw_only=True):
 
     id: str
     index: int
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1)]
     turns: list[Turn] = msgspec.field(default_factory=list)
     over: bool = False
     short: bool = False

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 
 import redrb
@@ -559,13 +560,23 @@ def session_turn(store: SessionStore, session: Session) -> Turn:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("head", b"\xc1"), ("head", b"\x80"), ("0", b"junk"), ("turns", b"2"), ("turns", b"x")],
+    [
+        ("size", 0),
+        ("head", b"\xc1"),
+        ("head", b"\x80"),
+        ("0", b"junk"),
+        ("turns", b"2"),
+        ("turns", b"x"),
+    ],
 )
 def test_a_damaged_session_is_an_error(gateway, field, value):
     store = gateway()
     opened = store.open("p", size=1, wait_s=0)
     session = store.read(opened.id, opened.secret)
     store.append(session, turn())
+    if field == "size":
+        head = msgspec.msgpack.decode(raw(store, "HGET", f"session:{session.name}", "head"))
+        field, value = "head", msgspec.msgpack.encode(head | {field: value})
     raw(store, "HSET", f"session:{session.name}", field, value)
     with pytest.raises((StoreError, UnknownSession)):
         store.read(opened.id, opened.secret)

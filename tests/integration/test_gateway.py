@@ -712,7 +712,9 @@ def test_a_body_that_breaks_off_is_no_error_of_the_gateway(
     server, client, stream, publish, namespace
 ):
     one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
-    sent(opened(one.url), "/v1/messages", b"1").close()
+    session = opened(one.url)
+    sent(session, "/v1/messages", b"1").close()
+    assert HTTP.get(f"{session}/v1/models").status_code == 200  # the gateway has noticed it
     assert one.end() == (0, "")
 
 
