@@ -7,6 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
+from http import HTTPStatus
 from itertools import takewhile
 from typing import Any, Self
 
@@ -129,18 +131,20 @@ class ChatServer:
         choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
         response = {"choices": [choice], "prompt_token_ids": tokens}
         body: Json = {"model": self.model, "generate_responses": [response]}
-        found: Json = {}
-        if not ask.prompt:
-            request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
-            chat = {"model": self.model, "generate_response": response, "chat_request": request}
+        request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
+        chat = {"model": self.model, "generate_response": response, "chat_request": request}
+
+        async def parse() -> Json:
             try:
-                found = await self._asked(f"{_PATHS['chat']}/derender", chat)
+                return await self._sent(f"{_PATHS['chat']}/derender", chat)
             except EngineError as error:
-                if not error.is_refusal:
+                if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
                     raise
                 _log.warning("a reply that cannot be parsed is given as its text: %s", error)
-        if not found:
-            found = await self._asked("/v1/completions/derender", body)
+                return {}
+
+        found = {} if ask.prompt else await self.engine.repeated(parse)
+        found = found or await self._asked("/v1/completions/derender", body)
         try:
             [choice] = found["choices"]
             told = choice.get("message") or {"content": choice["text"]}
@@ -163,11 +167,11 @@ class ChatServer:
         }
 
     async def _asked(self, path: str, body: Json) -> Json:
-        async def request() -> Json:
-            async with self._places:
-                return await self._http.request(path, body)
+        return await self.engine.repeated(partial(self._sent, path, body))
 
-        return await self.engine.repeated(request)
+    async def _sent(self, path: str, body: Json) -> Json:
+        async with self._places:
+            return await self._http.request(path, body)
 
     def _tokens(self, found: Any) -> list[int]:
         if not isinstance(found, list) or not all(type(each) is int for each in found):

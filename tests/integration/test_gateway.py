@@ -684,7 +684,11 @@ def sent(url: str, head: str, body: bytes = b"") -> socket.socket:
     """Send a part of a request of 1000 bytes."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
-    lines = [f"POST {parts.path}{head} HTTP/1.1", "host: here", "content-type: application/json"]
+    lines = [
+        f"POST {parts.path}{head} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+    ]
     connection.sendall("\r\n".join([*lines, "content-length: 1000", "", ""]).encode() + body)
     return connection
 
@@ -734,9 +738,10 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(gateway, server, stre
     assert Record(server).check(group) == len(server.samples) == 3
 
 
-def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream):
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream, status):
     session = opened(gateway.url)
-    server.fails = {"/v1/chat/completions/derender": 400}
+    server.fails = {"/v1/chat/completions/derender": status}
     reply = asked(session, [user("1")], tools=[TOOL])["choices"][0]
     tokens = server.samples[0].tokens
     assert reply["message"]["content"] == text_of(tokens[:-1] if tokens[-1] == END else tokens)
