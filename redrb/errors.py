@@ -659,8 +659,8 @@ class SessionOver(RedrbError):
     """A session takes no further turns; those that it has are unchanged.
 
     Attributes:
-        reason: "over": it has its reward; "full": it has as many turns or bytes as a session may
-            have.
+        reason: "over": it has its reward; "full": it has as many turns, bytes or samples as a
+            session of its group may have.
     """
 
     def __init__(self, session: str, reason: str) -> None:
@@ -668,8 +668,8 @@ class SessionOver(RedrbError):
         super().__init__(
             f"session {session} has its reward already: begin another one."
             if reason == "over"
-            else f"session {session} has as many turns or bytes as a session may have: send its "
-            "reward, and begin another one."
+            else f"session {session} has as many turns or bytes as a session may have, or its "
+            "share of the group's samples: send its reward, and begin another one."
         )
 
 

@@ -126,6 +126,7 @@ class ChatBackend(BackendServer):
     Attributes:
         refuses: Text of a message with which requests to render are refused, "": none.
         scales: Whether it has the calls.
+        fails: Status that answers the next request to a path.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -133,6 +134,7 @@ class ChatBackend(BackendServer):
         self.samples: list[Sample] = []
         self.refuses = ""
         self.scales = True
+        self.fails: dict[str, int] = {}
         self.most = 8192
         self._replies = 0
 
@@ -150,6 +152,8 @@ class ChatBackend(BackendServer):
             added = {}
         counted: Any = super()._count
         try:
+            if status := self.fails.pop(request.path, None):
+                return web.json_response({"error": {"message": "it fails"}}, status=status)
             return await counted(request, added.get(request.path, handler))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return web.json_response({"error": {"message": repr(error)}}, status=400)

@@ -20,7 +20,6 @@ def turn(parent: int = -1, tokens: int = 2, *, given: int = 1, **changes: Any) -
     fields: dict[str, Any] = {
         "parent": parent,
         "request": b"request %d" % numbers[0],
-        "before": b"before",
         "after": b"after %d" % numbers[0],
         "given": numbers[:given],
         "sampled": sampled,

@@ -20,6 +20,13 @@ MOST_BYTES = 64 * 2**20
 MOST_TOKENS = 2**22
 """Most tokens of the samples of a session, which have what their branches share once each."""
 
+GROUP_TOKENS = 2**24
+"""Most tokens of the samples of a group, of which each session may have its share: at most 21 bytes
+each, so that the group is a value that Redis stores."""
+
+GROUP_EXTRAS = 64 * 2**20
+"""Most bytes, as JSON, of the extras of the samples of a group."""
+
 
 class OpenReply(msgspec.Struct, frozen=True):
     """The reply to the request for a session.
@@ -91,18 +98,26 @@ class AppendTurn(Call[Literal["stored", "known", "over", "full", "unknown"]], fr
 
     Attributes:
         request: Digest of the request that the turn answers.
+        parent: Of the turn.
+        tokens: Of the turn itself.
+        most_samples, most_tokens: Bounds of the samples, which have what their branches share once
+            each.
     """
 
     script: ClassVar = "session/append"
     session: str
     request: str
     ttl_ms: int
+    parent: int
+    tokens: int
     most_turns: int
     most_bytes: int
+    most_samples: int
+    most_tokens: int
 
 
 class DropSession(Call[Literal["dropped"]], frozen=True):
-    """Delete a session, if it is there; its group's right returns if that has no other session."""
+    """Delete a session that is not over; its group's right returns if that has no other session."""
 
     script: ClassVar = "session/drop"
     session: str

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
+from http import HTTPStatus
 from itertools import takewhile
 from typing import Any, Self
 
@@ -17,6 +20,8 @@ from redrb.train.engines.http import JsonClient
 _PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 
 _TIMEOUT_S = 600.0
+
+_log = logging.getLogger("redrb")
 
 MOST_AT_ONCE = 16
 """Most calls at a time that render or parse: the work of httpx grows with its connections."""
@@ -117,7 +122,7 @@ class ChatServer:
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
-        """Return the reply that sampled tokens are.
+        """Return the reply that sampled tokens are; if no parser takes them, it is their text.
 
         Returns:
             `message` in OpenAI's form, also of a text; `finish`; `stop`, the word that ended it, or
@@ -126,12 +131,20 @@ class ChatServer:
         choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
         response = {"choices": [choice], "prompt_token_ids": tokens}
         body: Json = {"model": self.model, "generate_responses": [response]}
-        path = "/v1/completions/derender"
-        if not ask.prompt:
-            path = f"{_PATHS['chat']}/derender"
-            body = {"model": self.model, "generate_response": response}
-            body["chat_request"] = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
-        found = await self._asked(path, body)
+        request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
+        chat = {"model": self.model, "generate_response": response, "chat_request": request}
+
+        async def parse() -> Json:
+            try:
+                return await self._sent(f"{_PATHS['chat']}/derender", chat)
+            except EngineError as error:
+                if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
+                    raise
+                _log.warning("a reply that cannot be parsed is given as its text: %s", error)
+                return {}
+
+        found = {} if ask.prompt else await self.engine.repeated(parse)
+        found = found or await self._asked("/v1/completions/derender", body)
         try:
             [choice] = found["choices"]
             told = choice.get("message") or {"content": choice["text"]}
@@ -154,6 +167,9 @@ class ChatServer:
         }
 
     async def _asked(self, path: str, body: Json) -> Json:
+        return await self.engine.repeated(partial(self._sent, path, body))
+
+    async def _sent(self, path: str, body: Json) -> Json:
         async with self._places:
             return await self._http.request(path, body)
 

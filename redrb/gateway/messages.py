@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -70,6 +70,7 @@ class Ask(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     stop: _Words | str = []
     stop_sequences: _Words = []
+    stop_token_ids: list[int] = []
     stream: bool = False
     stream_options: Json = {}
     return_token_ids: bool = False
@@ -201,17 +202,23 @@ def extended(history: bytes, message: Mapping[str, Any]) -> bytes:
         raise Refused(f"messages are not those of the protocol: {error!r:.80}") from error
 
 
-def text_digest(text: str | bytes) -> bytes:
+def text_digest(text: str) -> bytes:
     """Return the digest of a text, which tells its length in UTF-8, too."""
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode()
     return hashlib.blake2b(data, digest_size=12).digest() + len(data).to_bytes(4, "big")
 
 
-def rest_of(text: str, digest: bytes) -> str | None:
-    """Return what a text has after the one of a digest; None: it does not begin with it."""
-    data, length = text.encode(), int.from_bytes(digest[12:], "big")
-    begins = length <= len(data) and text_digest(data[:length]) == digest
-    return data[length:].decode() if begins else None
+def beginnings(text: bytes, digests: Iterable[bytes]) -> dict[bytes, int]:
+    """Return the digest and the length of each beginning that has the length of one of `digests`.
+
+    The text is hashed once.
+    """
+    found, done, hashed = dict[bytes, int](), 0, hashlib.blake2b(digest_size=12)
+    for length in sorted({int.from_bytes(each[12:], "big") for each in digests}):
+        if length <= len(text):
+            hashed.update(text[done:length])
+            found[hashed.digest() + length.to_bytes(4, "big")] = done = length
+    return found
 
 
 def value_of(arguments: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,8 +26,7 @@ class Turn:
     Attributes:
         parent: Index of the turn that it goes on from; -1: it begins anew.
         request: Digest of the whole request.
-        before: Digest of the history that was asked.
-        after: Digest of that history with the reply.
+        after: Digest of its history with the reply.
         given: Tokens between the last token of the parent and the first that was sampled; where it
             begins anew, the whole prompt.
         sampled: The completion; routed experts are not stored.
@@ -36,7 +35,6 @@ class Turn:
 
     parent: int
     request: bytes
-    before: bytes
     after: bytes
     given: list[int]
     sampled: Generation
@@ -49,7 +47,7 @@ class Session(msgspec.Struct, kw_only=True):
     Attributes:
         id: Its public name.
         index: Its place in the group.
-        size: Sessions of a group.
+        size: Sessions of a group, >= 1.
         turns: In the order in which they were stored.
         over: Whether it has its reward, and takes no further turns.
         short: Whether it is the last one of a group of which others were dropped.
@@ -64,7 +62,7 @@ class Session(msgspec.Struct, kw_only=True):
 
     id: str
     index: int
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1)]
     turns: list[Turn] = msgspec.field(default_factory=list)
     over: bool = False
     short: bool = False
@@ -89,19 +87,6 @@ class Session(msgspec.Struct, kw_only=True):
         """Return all tokens up to the end of a turn, as the engine had them; none for -1."""
         turns = [self.turns[each] for each in self.path(turn)]
         return [token for each in turns for token in (*each.given, *each.sampled.tokens)]
-
-    def sample_tokens(self, *more: Turn) -> int:
-        """Return the tokens of all samples, as if the session had further turns, too.
-
-        Branches share tokens, and each sample has them all.
-        """
-        lengths: list[int] = []
-        turns = (*self.turns, *more)
-        for turn in turns:
-            before = lengths[turn.parent] if 0 <= turn.parent < len(lengths) else 0
-            lengths.append(before + len(turn.given) + len(turn.sampled.tokens))
-        parents = {turn.parent for turn in turns}
-        return sum(length for index, length in enumerate(lengths) if index not in parents)
 
     def items(self, reward: float, extras: Mapping[str, Any] | None = None) -> list[BufferItem]:
         """Return a sample for each turn that none goes on from, in the order of these turns.

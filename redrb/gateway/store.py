@@ -16,12 +16,15 @@ from msgspec.structs import replace
 
 from redrb.checks import checked_number
 from redrb.codec import encode_groups
+from redrb.codec.wire import MAX_SAMPLES
 from redrb.connection.client import Request
 from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
-from redrb.errors import ConfigError, SessionOver, UnknownSession
+from redrb.errors import ConfigError, RecordError, SessionOver, UnknownSession
 from redrb.experience.fields import Scalar
 from redrb.gateway.calls import (
+    GROUP_EXTRAS,
+    GROUP_TOKENS,
     MOST_BYTES,
     MOST_TOKENS,
     MOST_TURNS,
@@ -73,6 +76,9 @@ class SessionStore(Closing):
     A session and the right of its group are in Redis alone: they outlive any gateway. They expire
     when no call has used the session for `timeout_s`; the group then follows the rule of
     `ExperienceStream.put_part`.
+
+    Attributes:
+        timeout_s: Seconds after which a session that no call uses is gone.
     """
 
     def __init__(self, stream: ExperienceStream, *, timeout_s: float) -> None:
@@ -80,12 +86,13 @@ class SessionStore(Closing):
 
         Args:
             stream: Of the task; it is closed with the store.
-            timeout_s: Seconds after which a session that no call uses is gone.
+            timeout_s: See above.
 
         Raises:
             ConfigError: The time is not > 0.
         """
-        self._ttl_ms = round(checked_number("timeout_s", timeout_s) * 1000)
+        self.timeout_s = checked_number("timeout_s", timeout_s)
+        self._ttl_ms = round(timeout_s * 1000)
         if self._ttl_ms <= 0:
             raise ConfigError(f"timeout_s={timeout_s!r}: give seconds > 0.")
         self._part_age = f"{math.ceil(timeout_s)}s"
@@ -144,6 +151,13 @@ class SessionStore(Closing):
                 reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
         return Opened(id_, secret, reply.version)
 
+    def use(self, session_id: str, secret: str) -> None:
+        """Set a session's time to live anew; errors are those of `read`, which costs more."""
+        call = UseSession(_name(session_id, secret), self._ttl_ms, ends=False)
+        with Deadline():
+            if self._task.store.call(call).outcome == "unknown":
+                raise UnknownSession
+
     def read(self, session_id: str, secret: str) -> Session:
         """Return a session with its turns so far, and set its time to live anew.
 
@@ -156,6 +170,8 @@ class SessionStore(Closing):
     def append(self, session: Session, turn: Turn) -> Turn:
         """Store a turn, exactly once for each request.
 
+        A session may have its share of what the samples of a group may have together.
+
         Returns:
             The stored turn: this one, or the one that answered the same request before.
 
@@ -165,10 +181,17 @@ class SessionStore(Closing):
             UnknownSession: It is gone.
             StoreUnavailable: Redis stayed away; append it again.
         """
-        known = any(each.request == turn.request for each in session.turns)
-        if not known and session.sample_tokens(turn) > MOST_TOKENS:
-            raise SessionOver(session.id, "full")
-        call = AppendTurn(session.name, turn.request.hex(), self._ttl_ms, MOST_TURNS, MOST_BYTES)
+        call = AppendTurn(
+            session.name,
+            turn.request.hex(),
+            self._ttl_ms,
+            turn.parent,
+            len(turn.given) + len(turn.sampled.tokens),
+            MOST_TURNS,
+            MOST_BYTES,
+            MAX_SAMPLES // session.size,
+            min(MOST_TOKENS, GROUP_TOKENS // session.size),
+        )
         store, made = self._task.store, Pipeline()
         call.add_to(made, store.script_keys, encode_turn(turn))
         self._replication.add_to(made)
@@ -212,12 +235,19 @@ class SessionStore(Closing):
         """
         reward = checked_number("reward", reward)
         found = self._read(session.name, ends=True)
+        items = found.items(reward, extras)
+        nbytes = len(msgspec.json.encode(extras or {}, enc_hook=str))
+        if nbytes * len(items) * found.size > GROUP_EXTRAS:
+            raise RecordError(
+                f"extras of {nbytes} bytes are too many for {len(items)} samples of one of "
+                f"{found.size} sessions: give smaller ones."
+            )
         keys, rights = self._task.store.keys, NO_RIGHTS
         if found.right:
             rights = Rights(self._task.name, keys.prefix, found.series, (int(found.right),))
         return self._stream.put_part(
             found.group,
-            found.items(reward, extras),
+            items,
             index=found.index,
             of=found.size,
             least=found.least,
@@ -230,8 +260,8 @@ class SessionStore(Closing):
     def drop(self, session: Session) -> None:
         """Delete a session, which becomes no part of its group; repeated, it changes nothing.
 
-        If the group has no other session, its right returns. A session that has its reward stays a
-        part.
+        If the group has no other session, its right returns. A session that is over stays as it is
+        until it expires: its reward may have to be repeated.
 
         Raises:
             StoreUnavailable: Redis stayed away.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 
 import redrb
@@ -282,8 +283,35 @@ def test_the_samples_of_branches_are_bounded(gateway, monkeypatch):
     store.reward(session, 1.0)
     items = stream_of(store).take(1, timeout=0).items()
     assert sum(len(item) for each in items if (item := each.sequences) is not None) == (
-        session.sample_tokens()
+        int(raw(store, "HGET", f"session:{session.name}", "tokens"))
     )
+    assert raw(store, "HGET", f"session:{session.name}", "samples") == b"%d" % len(items)
+
+
+@pytest.mark.parametrize("bound", [{"MAX_SAMPLES": 5}, {"GROUP_TOKENS": 14}, {"GROUP_EXTRAS": 79}])
+def test_a_session_has_its_share_of_a_group(gateway, monkeypatch, bound):
+    """What is too much for a group would drop its other sessions with it."""
+    for name, most in bound.items():
+        monkeypatch.setattr(gateway_store, name, most)
+    store = gateway()
+    one, other = begun(store, size=2), begun(store, size=2)
+    store.append(one, turn())
+    store.append(one, turn())
+    if "GROUP_EXTRAS" in bound:
+        with pytest.raises(RecordError, match="give smaller ones"):
+            store.reward(one, 1.0, extras={"a": "1" * 12})  # 20 bytes, in 4 samples
+        store.reward(one, 1.0, extras={"a": "1" * 11})
+    else:
+        for parent in (-1, 0, -1):
+            with suppress(SessionOver):  # the session as it was read first: all come at once
+                store.append(one, turn(parent))
+        assert len(store._read(one.name).turns) == 2 + (bound == {"MAX_SAMPLES": 5})
+        with pytest.raises(SessionOver, match="share") as caught:
+            store.append(one, turn(-1))
+        assert caught.value.reason == "full"
+        store.reward(one, 1.0)
+    assert rewarded(store, other) == 1
+    check_books(store)
 
 
 @pytest.mark.parametrize("turns", [1, 1000])
@@ -433,6 +461,18 @@ def test_a_rewarded_session_that_is_dropped_is_a_part_all_the_same(gateway):
     assert rewarded(store, second) == 1
 
 
+def test_a_reward_that_broke_off_is_repeated_also_after_a_drop(gateway, monkeypatch):
+    store = gateway()
+    opened = store.open("p", size=1, wait_s=0)
+    session = store.read(opened.id, opened.secret)
+    store.append(session, turn())
+    with monkeypatch.context() as patch, suppress(Death):
+        patch.setattr(ExperienceStream, "put_part", die)
+        store.reward(session, 1.0)
+    store.drop(session)
+    assert store.reward(store.read(opened.id, opened.secret), 1.0) == 1
+
+
 def test_no_session_joins_a_group_that_has_ended(gateway):
     store = gateway()
     first = begun(store, size=2)
@@ -520,13 +560,23 @@ def session_turn(store: SessionStore, session: Session) -> Turn:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("head", b"\xc1"), ("head", b"\x80"), ("0", b"junk"), ("turns", b"2"), ("turns", b"x")],
+    [
+        ("size", 0),
+        ("head", b"\xc1"),
+        ("head", b"\x80"),
+        ("0", b"junk"),
+        ("turns", b"2"),
+        ("turns", b"x"),
+    ],
 )
 def test_a_damaged_session_is_an_error(gateway, field, value):
     store = gateway()
     opened = store.open("p", size=1, wait_s=0)
     session = store.read(opened.id, opened.secret)
     store.append(session, turn())
+    if field == "size":
+        head = msgspec.msgpack.decode(raw(store, "HGET", f"session:{session.name}", "head"))
+        field, value = "head", msgspec.msgpack.encode(head | {field: value})
     raw(store, "HSET", f"session:{session.name}", field, value)
     with pytest.raises((StoreError, UnknownSession)):
         store.read(opened.id, opened.secret)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,7 +21,7 @@ import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
 from redrb.errors import ConfigError
 from redrb.watch.state.reader import StateReader
-from tests.chat_server import MODEL, ChatBackend
+from tests.chat_server import END, MODEL, ChatBackend, text_of
 from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
 
@@ -362,6 +367,7 @@ def test_a_key_makes_a_second_try_of_the_same_request(gateway, server):
         ("chat/completions", {"temperature": 0}, 400, "> 0"),
         ("chat/completions", {"model": "gpt-5"}, 400, f"this gateway samples '{MODEL}'"),
         ("chat/completions", {"max_tokens": -1}, 400, "max_tokens"),
+        ("chat/completions", {"stop_token_ids": 5}, 400, "stop_token_ids"),
         ("chat/completions", {"messages": []}, 400, "messages"),
         ("chat/completions", {"messages": [{"role": "assistant", "content": "1"}]}, 400, "last"),
         ("chat/completions", {"messages": [user("1" * 9000)]}, 400, "context_length_exceeded"),
@@ -468,6 +474,7 @@ def test_bodies_of_any_form_break_nothing(gateway, server):
         ],
         "tools": [TOOL],
         "stop": ["4"],
+        "stop_token_ids": [4],
         "max_tokens": 2,
         "stream_options": {"include_usage": True},
     }
@@ -518,8 +525,9 @@ def test_bodies_of_any_form_break_nothing(gateway, server):
     for body in ({}, {"prompt": 1}, {"prompt": "p", "group_size": 0}, {"prompt": "p", "tags": [1]}):
         failed(400, f"{gateway.url}/sessions", body)
     failed(400, f"{gateway.url}/sessions", {"prompt": "p", "tags": {"a": []}})
-    too_much = b'{"a": "' + b"1" * 2**25 + b'"}'
-    assert HTTP.post(f"{session}/reward", content=too_much, headers=headers).status_code == 413
+    for url, most in ((f"{session}/v1/messages", 2**25), (f"{session}/reward", 2**20)):
+        too_much = b'{"a": "' + b"1" * most + b'"}'
+        assert HTTP.post(url, content=too_much, headers=headers).status_code == 413
 
 
 def test_a_killed_gateway_loses_and_repeats_no_turn(server, client, stream, publish, namespace):
@@ -589,3 +597,168 @@ def test_the_command_asks_for_a_token_where_others_reach_it(server, run):
     status, _, errors = run("gateway", *arguments, "--port", 0)
     assert status == 2
     assert "agents" in errors  # there is no such task yet
+
+
+def test_a_session_lives_as_long_as_its_turn(server, client, stream, publish, namespace):
+    with GatewayThread(client, server.url, namespace=namespace, timeout_s=0.6) as gateway:
+        session = opened(gateway.url)
+        server.step_s = 0.5
+        asked(session, [user("1")], max_tokens=4, stop_token_ids=[])
+        rewarded(session)
+    assert len(stream.take(1, timeout=20).items()) == 1
+
+
+def test_sessions_that_wait_to_begin_delay_no_reward(
+    server, client, publish, namespace, monkeypatch
+):
+    monkeypatch.setattr("redrb.gateway.app.MOST_CALLS", 1)
+    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 3.0)
+    settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
+    with (
+        ExperienceStream(client, "agents", namespace=namespace, **settings),
+        GatewayThread(client, server.url, namespace=namespace) as gateway,
+        ThreadPoolExecutor() as pool,
+    ):
+        session = opened(gateway.url)
+        asked(session, [user("1")])
+        url, body = f"{gateway.url}/sessions", {"prompt": "q"}
+        waiting = [pool.submit(failed, 503, url, body) for _ in range(2)]
+        rewarded(session)
+        assert not any(each.done() for each in waiting)
+        said = [each.result(30) for each in waiting]
+        assert any("cannot answer now" in each for each in said)  # it waited for a place
+        assert any("no right" in each for each in said)
+
+
+def test_whoever_has_gone_begins_no_session(server, client, namespace, monkeypatch):
+    settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
+    with (
+        ExperienceStream(client, "agents", namespace=namespace, **settings) as stream,
+        GatewayThread(client, server.url, namespace=namespace) as gateway,
+    ):
+        gone = threading.Event()
+        loaded = gateway.gateway._until_loaded
+
+        async def left() -> None:
+            await asyncio.to_thread(gone.wait, 30)
+            await loaded()
+
+        monkeypatch.setattr(gateway.gateway, "_until_loaded", left)
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(f"{gateway.url}/sessions", json={"prompt": "p"}, timeout=0.3)
+        publisher = WeightPublisher(client, "trainer_0", namespace=namespace)
+        named = {f"actor.{name}": each for name, each in MODELS[1].state_dict().items()}
+        publisher.publish(named, version=1)
+        assert gateway.loaded()
+        gone.set()
+        opened(gateway.url)  # takes the only right
+        assert stream.stats().admission.granted == 1
+
+
+def test_whoever_goes_while_a_right_is_waited_for_leaves_no_session(
+    gateway, server, stream, monkeypatch
+):
+    began, gone, dropped = threading.Event(), threading.Event(), threading.Event()
+    store = gateway.gateway._store
+    opening, dropping = store.open, store.drop
+
+    def left(*given: Any, **options: Any) -> Any:
+        began.set()
+        assert gone.wait(30)
+        return opening(*given, **options)
+
+    def drop(session: Any) -> None:
+        dropping(session)
+        dropped.set()
+
+    monkeypatch.setattr(store, "open", left)
+    monkeypatch.setattr(store, "drop", drop)
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(f"{gateway.url}/sessions", json={"prompt": "p"}, timeout=1)
+    assert began.wait(30)
+    gone.set()
+    assert dropped.wait(30)
+
+
+def sent(url: str, head: str, body: bytes = b"") -> socket.socket:
+    """Send a part of a request of 1000 bytes."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
+    lines = [
+        f"POST {parts.path}{head} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+    ]
+    connection.sendall("\r\n".join([*lines, "content-length: 1000", "", ""]).encode() + body)
+    return connection
+
+
+def test_the_body_of_an_unknown_session_is_not_waited_for(gateway):
+    for path in ("v1/chat/completions", "reward"):
+        with sent(gateway.url, f"/s/a.b/{path}") as connection:
+            assert b" 404 " in connection.recv(100)
+
+
+def test_all_bodies_have_a_bound_together(gateway, server, monkeypatch):
+    session = opened(gateway.url)
+    monkeypatch.setattr("redrb.gateway.app.ALL_BYTES", 1000)
+    body = {"model": MODEL, "messages": [user("1" * 300)], "max_tokens": 2}
+    with sent(session, "/v1/messages", b"1" * 900):
+        while gateway.gateway._held != 900:
+            time.sleep(0.01)
+        assert "again" in failed(503, f"{session}/v1/chat/completions", body)
+    while gateway.gateway._held:  # a body that breaks off holds nothing
+        time.sleep(0.01)
+    assert asked(session, [user("1" * 300)])
+
+
+def test_a_body_that_breaks_off_is_no_error_of_the_gateway(
+    server, client, stream, publish, namespace
+):
+    one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
+    session = opened(one.url)
+    sent(session, "/v1/messages", b"1").close()
+    assert HTTP.get(f"{session}/v1/models").status_code == 200  # the gateway has noticed it
+    assert one.end() == (0, "")
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(gateway, server, stream):
+    session = opened(gateway.url)
+    paths = ("/v1/chat/completions/render", "/inference/v1/generate")
+    server.fails = dict.fromkeys((*paths, "/v1/chat/completions/derender"), 503)
+    first = asked(session, [user("1")])["choices"][0]["message"]
+    server.fails = dict.fromkeys((*paths, "/v1/chat/completions/derender"), 503)
+    asked(session, [user("1"), first, *tool_results(first, "4"), user("2")])
+    server.fails = dict.fromkeys(("/tokenize", "/v1/completions/derender"), 503)
+    body = {"model": MODEL, "prompt": "1"}
+    assert HTTP.post(f"{session}/v1/completions", json=body).status_code == 200
+    assert not server.fails
+    rewarded(session)
+    [group] = stream.take(1, timeout=20).groups()
+    assert Record(server).check(group) == len(server.samples) == 3
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream, status):
+    session = opened(gateway.url)
+    server.fails = {"/v1/chat/completions/derender": status}
+    reply = asked(session, [user("1")], tools=[TOOL])["choices"][0]
+    tokens = server.samples[0].tokens
+    assert reply["message"]["content"] == text_of(tokens[:-1] if tokens[-1] == END else tokens)
+    asked(session, [user("1"), reply["message"], user("2")], tools=[TOOL])
+    rewarded(session)
+    [[item]] = stream.take(1, timeout=20).groups()
+    assert Record(server).check([item]) == 2
+
+
+def test_no_error_names_the_server_or_redis(gateway, server, caplog):
+    session = opened(gateway.url)
+    url, body = f"{session}/v1/chat/completions", {"model": MODEL, "messages": [user("1")]}
+    server.fails = {"/v1/chat/completions/render": 400}
+    said = [failed(400, url, body)]
+    gateway.gateway._chat.engine._retry_s = 0.0
+    server.fails = {"/v1/chat/completions/render": 503}
+    said.append(failed(503, url, body))
+    assert not any("127.0.0.1" in each for each in said)
+    assert "it fails" in said[0]
+    assert f"{server.url}/v1/chat/completions/render answered 503" in caplog.text

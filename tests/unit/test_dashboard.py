@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import threading
 import tomllib
@@ -255,6 +257,27 @@ async def listening_page(feed: Feed) -> tuple[asyncio.Task[None], socket.socket]
     serving = asyncio.create_task(serve(app, feed, listening, ready.set))
     await ready.wait()
     return serving, listening
+
+
+def test_what_runs_beside_the_pages_has_ended_with_them() -> None:
+    class Slow(Feed):
+        ended = False
+
+        async def run(self) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.2)
+                self.ended = True
+
+    async def end() -> None:
+        feed = Slow(StillObserver(None))
+        serving, _ = await listening_page(feed)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+        assert feed.ended
+
+    asyncio.run(asyncio.wait_for(end(), 20))
 
 
 def test_pages_are_bounded_and_those_that_leave_make_room() -> None:

@@ -15,9 +15,9 @@ from redrb.gateway.messages import (
     MOST_DEPTH,
     Refused,
     ask_of,
+    beginnings,
     extended,
     histories,
-    rest_of,
     text_digest,
 )
 from redrb.gateway.replies import Reply
@@ -113,12 +113,15 @@ def test_a_body_has_a_bound_of_depth():
     extended(b"", {"role": "assistant", "tool_calls": [call(below)]})
 
 
-def test_the_rest_of_a_text_is_behind_the_same_bytes():
-    assert rest_of("aéb", text_digest("aé")) == "b"
-    assert rest_of("aé", text_digest("aé")) == ""
-    assert rest_of("aeb", text_digest("aé")) is None
-    assert rest_of("a", text_digest("aé")) is None
-    assert rest_of("aéb", bytes(16)) is None
+@pytest.mark.parametrize("text", ["aéb", "aé", "aeb", "a"])
+def test_a_text_begins_with_the_same_bytes(text):
+    begins = ["aé", "aéb", "a", "aéb"]
+    digests = [bytes(16), b"\xff" * 16, b"", *map(text_digest, begins)]
+    found = beginnings(text.encode(), digests)
+    assert {each: found.get(text_digest(each), 0) for each in begins} == {
+        each: len(each.encode()) if text.startswith(each) else 0 for each in begins
+    }
+    assert found.keys().isdisjoint(digests[:2])
 
 
 def test_arguments_that_are_no_object_reach_an_agent_of_anthropic_and_come_back():

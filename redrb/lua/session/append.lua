@@ -19,13 +19,20 @@ if first then
 elseif redis.call('HEXISTS', session, 'over') == 1 then
   return {cmsgpack.pack('over')}
 end
-local known, size = numbers(session, 'turns', 'bytes'), #ARGV[2]
-if known[1] >= ask.most_turns or known[2] + size > ask.most_bytes then
+local child, before = string.format('child %d', ask.parent), string.format('path %d', ask.parent)
+local known, size = numbers(session, 'turns', 'bytes', 'samples', 'tokens', before), #ARGV[2]
+local path = known[5] + ask.tokens
+local begins = ask.parent < 0 or redis.call('HEXISTS', session, child) == 1 -- one more sample
+local samples, tokens = begins and 1 or 0, begins and path or ask.tokens
+if known[1] >= ask.most_turns or known[2] + size > ask.most_bytes or
+  known[3] + samples > ask.most_samples or known[4] + tokens > ask.most_tokens then
   return {cmsgpack.pack('full')}
 end
 local index = string.format('%d', known[1])
-redis.call('HSET', session, index, ARGV[2], request, index)
+redis.call('HSET', session, index, ARGV[2], request, index, child, index, 'path ' .. index, path)
 add(session, 'turns', 1)
 add(session, 'bytes', size)
+add(session, 'samples', samples)
+add(session, 'tokens', tokens)
 renew(session, head, ask.ttl_ms)
 return {cmsgpack.pack('stored')}

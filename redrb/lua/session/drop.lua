@@ -1,4 +1,5 @@
--- Delete a session. If its group has no other one, the group's right returns.
+-- Delete a session that is not over: a reward that is repeated needs the turns. If the group has no other
+-- session, its right returns.
 -- KEYS[1] stream
 -- ARGV    the call `DropSession` of redrb/gateway/calls.py
 -- Returns its reply. Repeated, it does nothing a second time.
@@ -9,10 +10,12 @@ begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local session = key('session', ask.session)
 local head = head_of(session)
-local over = redis.call('HEXISTS', session, 'over') == 1
+if not head or redis.call('HEXISTS', session, 'over') == 1 then
+  return cmsgpack.pack('dropped')
+end
 redis.call('DEL', session)
-local gathering = head and not over and key('gathering', head.group)
-if not gathering or redis.call('EXISTS', gathering) == 0 then
+local gathering = key('gathering', head.group)
+if redis.call('EXISTS', gathering) == 0 then
   return cmsgpack.pack('dropped')
 end
 local dropped = redis.call('HINCRBY', gathering, 'dropped', 1)

@@ -207,7 +207,7 @@ class Engine(ABC):
         while await self._may_sample():
             version, label = self.version, self._label
             try:
-                part = await self._repeated(request, self._retry_s, ended=self._ended)
+                part = await self.repeated(request)
             except EngineError:
                 if self._ended.is_set():
                     break
@@ -233,6 +233,14 @@ class Engine(ABC):
             if done.finish != "abort":
                 break
         return done
+
+    async def repeated(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the reply to another request that changes nothing, repeated as sampling is.
+
+        Raises:
+            EngineError: The server refused it, or was away for `retry_s` or until `abort`.
+        """
+        return await self._repeated(request, self._retry_s, ended=self._ended)
 
     @property
     def keeps_requests(self) -> bool:

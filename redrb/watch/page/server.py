@@ -89,9 +89,10 @@ async def serve(
     await beside.close()
     server.should_exit = True
     await serving
-    if running.done():
-        running.result()  # raises what ended it
     running.cancel()
+    await asyncio.wait({running}, timeout=grace_s)  # its caller closes what it uses
+    if running.done() and not running.cancelled():
+        running.result()  # raises what ended it
 
 
 class _Connection(H11Protocol):
