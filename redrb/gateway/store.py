@@ -239,7 +239,7 @@ class SessionStore(Closing):
         nbytes = len(msgspec.json.encode(extras or {}, enc_hook=str))
         if nbytes * len(items) * found.size > GROUP_EXTRAS:
             raise RecordError(
-                f"extras of {nbytes} bytes are too many for {len(items)} samples of one of "
+                f"extras of {nbytes} bytes cannot go with {len(items)} samples of one of "
                 f"{found.size} sessions: give smaller ones."
             )
         keys, rights = self._task.store.keys, NO_RIGHTS
