@@ -22,6 +22,9 @@ from redrb.stream.assembly.calls import OnIncomplete
 
 __all__ = ["run_agent"]
 
+_RETRIES = 10
+"""Repetitions of a turn by the client of OpenAI, with pauses of up to 8 s: about a minute."""
+
 
 async def run_agent(
     gateway: GatewayClient,
@@ -61,7 +64,9 @@ async def run_agent(
         gateway.session(
             prompt, group_size=group_size, tags=tags, least=least, on_incomplete=on_incomplete
         ) as session,
-        openai.AsyncOpenAI(base_url=session.url, api_key="any", timeout=TURN_S) as client,
+        openai.AsyncOpenAI(
+            base_url=session.url, api_key="any", timeout=TURN_S, max_retries=_RETRIES
+        ) as client,
     ):
         config = replace(
             run_config or agents.RunConfig(),

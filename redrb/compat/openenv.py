@@ -8,8 +8,8 @@
                 act=lambda message: EchoAction(message=message["content"]),
             )
 
-The environment is a connected client of openenv-core 0.3 or newer, or anything with its `reset` and `step`:
-docs/how-to/agents.md. Each episode needs a client of its own.
+The environment is a connected client of openenv-core 0.3 or newer, or anything with its `reset`
+and `step`: docs/how-to/agents.md. Each episode needs a client of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """verifiers on streams: an environment's episodes by a gateway are samples of a task.
 
     env = vf.load_environment(config)
-    async with GatewayClient("http://localhost:8123") as gateway, env.serving():
+    async with GatewayClient("http://localhost:8123") as gateway:
         for task in env.taskset:
             group = (run_episode(gateway, env, task, group_size=8) for _ in range(8))
-            await asyncio.gather(*group)
+            async with env.serving():  # it keeps an HTTP client for each session until its end
+                await asyncio.gather(*group)
 
-Needs verifiers 0.4 or newer: docs/how-to/agents.md. Neither weights nor tokens pass through it.
+Needs verifiers 0.4 or newer: docs/how-to/agents.md.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ async def run_episode(
         verifiers' `Episode`, with its errors; `ok` says whether it is whole.
 
     Raises:
-        ConfigError: Several agents would be sampled by the gateway, or it retries an agent: a
-            session has one reward.
+        ConfigError: Several agents would be sampled by the gateway, or one several times, or it
+            has no reward: a session has one reward.
         EngineError: The gateway refused the session or the reward, or was away for too long.
     """
     vf = import_module("verifiers.v1")
@@ -89,16 +90,27 @@ async def run_episode(
         )
         episode = await env.run_episode(task, context)
         if episode.ok:
-            traces = [each for each in episode.traces if each.agent.name in ("", name)]
-            if len(traces) != 1:
-                raise ConfigError(
-                    f"agent {name!r} ran {len(traces)} times in an episode, and a session has one "
-                    "reward: use an environment in which it runs once."
-                )
+            trace = _trace_of(episode, name)
             metrics = {
                 key: value
-                for key, value in traces[0].metrics.items()
+                for key, value in trace.metrics.items()
                 if value is not None and isfinite(value)
             }
-            await session.reward(traces[0].reward, extras=metrics)
+            await session.reward(trace.reward, extras=metrics)
     return episode
+
+
+def _trace_of(episode: Any, name: str) -> Any:
+    """Return the one trace of an agent that has its reward, or raise ConfigError."""
+    traces = [each for each in episode.traces if each.agent.name == name]
+    if len(traces) != 1:
+        raise ConfigError(
+            f"agent {name!r} ran {len(traces)} times in an episode, and a session has one reward: "
+            "use an environment in which it runs once."
+        )
+    rewards = traces[0].rewards
+    if not rewards or None in rewards.values():
+        raise ConfigError(
+            f"the episode of agent {name!r} has no reward: give its task a method with @vf.reward."
+        )
+    return traces[0]

@@ -1,4 +1,8 @@
-"""Environments of other projects by `redrb gateway`: verifiers, the Agents SDK and OpenEnv."""
+"""Environments of other projects by `redrb gateway`: verifiers, the Agents SDK and OpenEnv.
+
+Tests of a project run where its package is installed. verifiers and openai-agents need different
+versions of openai, so they need environments of their own.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,11 @@ from redrb.compat.openai_agents import run_agent
 from redrb.compat.openenv import play
 from redrb.compat.verifiers import run_episode
 from redrb.errors import ConfigError, EngineError
+from redrb.gateway import client as client_module
 from redrb.gateway.client import GatewayClient
 from tests.chat_server import CALL, END, ROLES, ChatBackend, Sample
 from tests.engine_server import tiny_model
-from tests.gateways import GatewayThread
+from tests.gateways import GatewayProcess, GatewayThread
 
 GROUP = 4
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -158,6 +163,91 @@ def test_a_cancelled_session_is_dropped(url, stream):
     in_session(url, work)
 
 
+def test_a_session_waits_for_the_first_weights(server, stream, namespace, monkeypatch):
+    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 0.01)
+
+    async def work(gateway: GatewayClient) -> None:
+        waiting = asyncio.create_task(one_turn(gateway, "p"))
+        await refused.wait()
+        await asyncio.to_thread(publish, client, namespace)
+        assert await waiting == "5"
+
+    with (
+        redrb.connect(server.redis_url, retry_s=10) as client,
+        GatewayThread(client, server.url, namespace=namespace) as thread,
+    ):
+        refused = refusals(monkeypatch)
+        in_session(thread.url, work)
+    taken(stream, server)
+
+
+def refusals(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that is set when the gateway has refused a session for now."""
+    refused, seconds_of = asyncio.Event(), client_module._seconds
+
+    def noted(text: str) -> float:
+        refused.set()
+        return min(seconds_of(text), 1.0)
+
+    monkeypatch.setattr(client_module, "_seconds", noted)
+    return refused
+
+
+async def one_turn(gateway: GatewayClient, prompt: str, **options: Any) -> str:
+    async with gateway.session(prompt, **options) as session:
+        message = await session.chat([{"role": "user", "content": "1"}])
+        await session.reward(1)
+    return str(message["content"])
+
+
+def test_a_session_goes_on_at_another_gateway_after_the_first_one_was_killed(
+    server, stream, namespace
+):
+    with redrb.connect(server.redis_url, retry_s=10) as client:
+        publish(client, namespace)
+    first = GatewayProcess(server.redis_url, server.url, namespace=namespace)
+    started: list[GatewayProcess] = []
+
+    def replace() -> None:
+        port = int(first.url.rpartition(":")[2])
+        process = GatewayProcess(server.redis_url, server.url, namespace=namespace, port=port)
+        started.append(process)
+
+    async def work(gateway: GatewayClient) -> None:
+        async with gateway.session("p") as session:
+            history = [{"role": "user", "content": "1"}]
+            history += [await session.chat(history), {"role": "user", "content": "2"}]
+            await asyncio.to_thread(first.kill)
+            turn = asyncio.create_task(session.chat(history))
+            await asyncio.to_thread(replace)
+            assert (await turn)["content"] == "5"
+            await session.reward(0.5)
+
+    try:
+        in_session(first.url, work)
+    finally:
+        for process in (first, *started):
+            process.kill()
+    [[item]] = taken(stream, server)
+    assert item.reward == 0.5
+    assert len(server.samples) == 2
+
+
+@pytest.mark.long
+def test_the_sessions_of_many_groups_at_once_are_whole_groups(url, server, stream):
+    async def work(gateway: GatewayClient) -> None:
+        sessions = [
+            one_turn(gateway, f"p{number}", group_size=GROUP)
+            for number in range(25)
+            for _ in range(GROUP)
+        ]
+        await asyncio.gather(*sessions)
+
+    in_session(url, work)
+    assert [len(group) for group in stream.take(25, timeout=30).groups()] == [GROUP] * 25
+    assert len(server.samples) == 25 * GROUP
+
+
 # verifiers: packages of a task set and of a harness are modules of these names
 
 ENVIRONMENT = "redrb_example"
@@ -182,6 +272,9 @@ def vf(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         @vf.metric
         async def length(self, trace: Any) -> float:
             return float(len(trace.last_reply))
+
+    class Unscored(vf.Task[Data]):
+        pass
 
     class Doubles(vf.Taskset[Double, vf.TasksetConfig]):
         def load(self) -> Iterator[Any]:
@@ -209,6 +302,7 @@ def vf(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
                         return vf.ProgramResult(0, "", "")
 
     module: Any = ModuleType(ENVIRONMENT)
+    module.unscored = Unscored(Data(prompt="4", answer="8"))
     module.Doubles, module.Loop, module.__all__ = Doubles, Loop, ["Doubles", "Loop"]
     monkeypatch.setitem(sys.modules, ENVIRONMENT, module)
     return vf
@@ -255,6 +349,16 @@ def test_an_episode_of_verifiers_that_is_not_whole_is_no_sample(vf, url, server,
     assert not episode.ok
     assert episode.traces[0].errors
     assert len(server.samples) == 1
+    assert stream.count() == 0
+
+
+def test_an_episode_without_a_reward_is_an_error_and_no_sample(vf, url, stream):
+    async def work(gateway: GatewayClient) -> None:
+        env, task = doubling(vf), sys.modules[ENVIRONMENT].unscored
+        with pytest.raises(ConfigError, match=r"vf\.reward"):
+            await run_episode(gateway, env, task)
+
+    in_session(url, work)
     assert stream.count() == 0
 
 
