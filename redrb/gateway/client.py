@@ -22,6 +22,8 @@ TURN_S = 600.0
 DROP_S = 10.0
 """Seconds for which the drop of a session is repeated: without it, the session expires."""
 
+_CONNECT_S = 10.0
+
 MOST_PAUSE_S = 60.0
 """Longest pause before a request is sent again, whatever the gateway asks for."""
 
@@ -104,7 +106,7 @@ class GatewayClient:
         self._wait_s = checked_number("wait_s", wait_s)
         self._token, self._httpx, self._model = token, httpx, ""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(TURN_S, connect=10), limits=limits)
+        self._http = httpx.AsyncClient(limits=limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -181,19 +183,24 @@ class GatewayClient:
 
         Args:
             is_repeatable: Whether a request whose reply did not come may be sent again.
-            within_s: Seconds for which it is sent again; default: those of the client.
+            within_s: Seconds for which it is sent again, and of each reply; default: those of the
+                client, and of a turn.
 
         Raises:
             EngineError: The gateway refused it, or was away for too long.
         """
         ends = time.monotonic() + (self._wait_s if within_s is None else within_s)
+        each_s = TURN_S if within_s is None else within_s
         asked_s = 0.0
 
         async def sent() -> dict[str, Any]:
             nonlocal asked_s
             asked_s = 0.0
             try:
-                reply = await self._http.request(method, url, json=body, headers=self._headers(url))
+                timeout = self._httpx.Timeout(each_s, connect=min(each_s, _CONNECT_S))
+                reply = await self._http.request(
+                    method, url, json=body, headers=self._headers(url), timeout=timeout
+                )
             except self._httpx.HTTPError as error:
                 raise self._failed(f"did not answer: {type(error).__name__}: {error}") from error
             if reply.is_error:

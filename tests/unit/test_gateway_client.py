@@ -129,6 +129,8 @@ def test_the_agents_error_is_raised_although_the_session_cannot_be_dropped(run):
         run(gateway, work)
     assert gateway.asked == ["POST /sessions", "DELETE /s/1.secret"]
     assert "500: no" in caught.value.__notes__[0]
+    most = [each.extensions["timeout"]["read"] for each in gateway.requests]
+    assert most == [module.TURN_S, module.DROP_S]  # a silent gateway holds up no agent's end
 
 
 def test_only_the_request_for_a_session_has_the_token(run):
