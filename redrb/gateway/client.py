@@ -1,0 +1,243 @@
+"""`GatewayClient`: sessions of a gateway for agents that run in this process. Needs httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from redrb.checks import checked_number, require_package
+from redrb.connection.retries import insist_async
+from redrb.errors import ConfigError, EngineError
+from redrb.experience.fields import Scalar
+from redrb.stream.assembly.calls import OnIncomplete
+
+__all__ = ["AgentSession", "GatewayClient"]
+
+TURN_S = 600.0
+"""Seconds for one request: a turn of the gateway is sampled as a whole before it is answered."""
+
+DROP_S = 10.0
+"""Seconds for which the drop of a session is repeated: without it, the session expires."""
+
+_CONNECT_S = 10.0
+
+MOST_PAUSE_S = 60.0
+"""Longest pause before a request is sent again, whatever the gateway asks for."""
+
+
+class AgentSession:
+    """A session of a gateway: one sample of the group of its prompt.
+
+    Attributes:
+        url: Base URL for clients of OpenAI's protocol, and the session's secret: it ends in "/v1".
+            Anthropic's clients take it without that end.
+        weight_version: Version of the weights that the task knew at its begin; None: none.
+        is_over: Whether its reward is stored.
+    """
+
+    def __init__(self, client: GatewayClient, url: str, weight_version: int | None) -> None:
+        self.url, self.weight_version, self.is_over = url, weight_version, False
+        self._client = client
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        """Return the message that answers a chat; the same call again returns the same one.
+
+        Args:
+            messages: The history, in the form of `/v1/chat/completions`.
+            options: Further fields of the request, such as `tools` and `max_tokens`.
+
+        Raises:
+            EngineError: The gateway refused the request, or was away for too long.
+        """
+        body = {"model": await self._client.model(self.url), "messages": list(messages), **options}
+        found = await self._client.request("POST", f"{self.url}/chat/completions", body)
+        try:
+            return dict(found["choices"][0]["message"])
+        except (LookupError, TypeError, ValueError) as error:
+            text = f"the gateway {self._client.where} answered without a message"
+            raise EngineError(text, where=self._client.where, status=200) from error
+
+    async def reward(self, reward: float, *, extras: Mapping[str, Any] | None = None) -> None:
+        """End the session with its reward; it may be repeated, and the first reward holds.
+
+        Args:
+            reward: A finite number.
+            extras: Values for the samples, which the trainer gets.
+
+        Raises:
+            ConfigError: The reward is no finite number.
+            EngineError: The gateway refused it, or was away for too long.
+        """
+        body = {"reward": checked_number("reward", reward), "extras": dict(extras or {})}
+        await self._client.request("POST", f"{self.url.removesuffix('/v1')}/reward", body)
+        self.is_over = True
+
+    async def drop(self) -> None:
+        """Delete the session, unless it has its reward; raises EngineError."""
+        await self._client.request("DELETE", self.url.removesuffix("/v1"), within_s=DROP_S)
+
+
+class GatewayClient:
+    """Opens sessions of a gateway, from one event loop.
+
+    It sends again what the gateway cannot serve yet (status 503), with the pauses that it asks for,
+    and after a broken connection, except for the request that opens a session.
+
+    Args:
+        url: Address of the gateway, or of the balancer before several.
+        token: The gateway's REDRB_GATEWAY_TOKEN; "": it needs none.
+        wait_s: Seconds for which a request is sent again, such as the one for a session while the
+            trainer is behind.
+
+    Raises:
+        ConfigError: An argument is not usable, or httpx is missing.
+    """
+
+    def __init__(self, url: str, *, token: str = "", wait_s: float = 3600.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url={url!r:.80}: give the address of a gateway, http://host:port.")
+        require_package("httpx", extra="engines")
+        import httpx
+
+        self.where = url.rstrip("/")
+        self._wait_s = checked_number("wait_s", wait_s)
+        self._token, self._httpx, self._model = token, httpx, ""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        self._http = httpx.AsyncClient(limits=limits)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; sessions stay."""
+        await self._http.aclose()
+
+    @asynccontextmanager
+    async def session(
+        self,
+        prompt: str,
+        *,
+        group_size: int = 1,
+        tags: Mapping[str, Scalar] | None = None,
+        least: int | None = None,
+        on_incomplete: OnIncomplete = "drop",
+    ) -> AsyncIterator[AgentSession]:
+        """Open a session, and drop it at the end of the block if it has no reward by then.
+
+        So an exception in the block drops it.
+
+        Args:
+            prompt: Id of the prompt; `group_size` sessions of it are a group.
+            group_size: Sessions of a group.
+            tags: Of the samples of the group.
+            least: Fewest sessions with which the group is put; default: all.
+            on_incomplete: What becomes of a group with fewer: "drop", or "dead", a dead letter.
+
+        Raises:
+            EngineError: The gateway refused the session, or had none for `wait_s`.
+        """
+        body = {"prompt": prompt, "group_size": group_size, "tags": dict(tags or {})}
+        body |= {"least": least, "on_incomplete": on_incomplete}
+        found = await self.request("POST", f"{self.where}/sessions", body, is_repeatable=False)
+        url = str(found.get("url"))
+        if not url.startswith(("http://", "https://")):
+            raise self._failed("answered without the URL of a session", 201)
+        session = AgentSession(self, url, found.get("weight_version"))
+        try:
+            yield session
+        except BaseException as error:
+            try:
+                await session.drop()
+            except EngineError as other:
+                error.add_note(f"The session was not dropped, and expires: {other}")
+            raise
+        if not session.is_over:
+            await session.drop()
+
+    async def model(self, url: str) -> str:
+        """Return the name of the model that the gateway samples; `url` is that of a session."""
+        if not self._model:
+            found = await self.request("GET", f"{url}/models")
+            try:
+                self._model = str(found["data"][0]["id"])
+            except (LookupError, TypeError) as error:
+                raise self._failed("answered without a model", 200) from error
+        return self._model
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        is_repeatable: bool = True,
+        within_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Return the JSON of a reply, {} for an empty one.
+
+        Args:
+            is_repeatable: Whether a request whose reply did not come may be sent again.
+            within_s: Seconds for which it is sent again, and of each reply; default: those of the
+                client, and of a turn.
+
+        Raises:
+            EngineError: The gateway refused it, or was away for too long.
+        """
+        ends = time.monotonic() + (self._wait_s if within_s is None else within_s)
+        each_s = TURN_S if within_s is None else within_s
+        asked_s = 0.0
+
+        async def sent() -> dict[str, Any]:
+            nonlocal asked_s
+            asked_s = 0.0
+            try:
+                timeout = self._httpx.Timeout(each_s, connect=min(each_s, _CONNECT_S))
+                reply = await self._http.request(
+                    method, url, json=body, headers=self._headers(url), timeout=timeout
+                )
+            except self._httpx.HTTPError as error:
+                raise self._failed(f"did not answer: {type(error).__name__}: {error}") from error
+            if reply.is_error:
+                asked_s = _seconds(reply.headers.get("retry-after", ""))
+                status = reply.status_code
+                raise self._failed(f"answered {status}: {reply.text:.1000}", status)
+            try:
+                found = reply.json() if reply.content else {}
+            except ValueError as error:
+                raise self._failed("answered without JSON", reply.status_code) from error
+            return found if isinstance(found, dict) else {}
+
+        def passes(error: BaseException) -> bool:
+            unsent = isinstance(error.__cause__, self._httpx.ConnectError)
+            status = error.status if isinstance(error, EngineError) else 0
+            return status == 503 or (status is None and (is_repeatable or unsent))
+
+        async def pause(seconds: float) -> None:
+            await asyncio.sleep(min(max(seconds, asked_s), max(0.0, ends - time.monotonic())))
+
+        return await insist_async(
+            sent,
+            lambda _: None,
+            passes=passes,
+            over=lambda: time.monotonic() >= ends,
+            pause=pause,
+        )
+
+    def _headers(self, url: str) -> dict[str, str]:
+        is_opening = url == f"{self.where}/sessions"  # agents' URLs need no token
+        return {"authorization": f"Bearer {self._token}"} if is_opening and self._token else {}
+
+    def _failed(self, text: str, status: int | None = None) -> EngineError:
+        """Return an error, without the URL of a session, which is its secret."""
+        return EngineError(f"the gateway {self.where} {text}", where=self.where, status=status)
+
+
+def _seconds(text: str) -> float:
+    """Return the pause that a gateway asks for, at most a minute; 0 if it asks for none."""
+    return min(float(text), MOST_PAUSE_S) if text.isascii() and text.isdecimal() else 0.0

@@ -1,0 +1,181 @@
+"""`GatewayClient`: which requests it sends again, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from redrb.errors import ConfigError, EngineError
+from redrb.gateway import client as module
+from redrb.gateway.client import GatewayClient
+
+URL = "http://gateway:8123"
+SESSION = f"{URL}/s/1.secret"
+AGAIN = httpx.Response(503, headers={"retry-after": "5"}, text="no right")
+OPENED = httpx.Response(201, json={"url": f"{SESSION}/v1", "weight_version": 3})
+LOST = httpx.ReadError("broken off")
+UNSENT = httpx.ConnectError("refused")
+
+
+class Gateway:
+    """Answers with the replies of a list, and keeps the requests and pauses."""
+
+    def __init__(self, *replies: httpx.Response | Exception) -> None:
+        self.replies = list(replies)
+        self.requests: list[httpx.Request] = []
+        self.pauses: list[float] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        reply = self.replies.pop(0) if self.replies else httpx.Response(200, json={})
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    @property
+    def asked(self) -> list[str]:
+        return [f"{each.method} {each.url.path}" for each in self.requests]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def run(gateway: Gateway, work: Callable[[GatewayClient], Any], **options: Any) -> Any:
+        async def pause(seconds: float) -> None:
+            gateway.pauses.append(seconds)
+
+        async def main() -> Any:
+            async with GatewayClient(URL, **options) as client:
+                client._http = httpx.AsyncClient(transport=httpx.MockTransport(gateway))
+                return await work(client)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module.asyncio, "sleep", pause)
+            return asyncio.run(main())
+
+    return run
+
+
+async def one_reward(client: GatewayClient) -> int | None:
+    async with client.session("p", group_size=2) as session:
+        await session.reward(1)
+    return session.weight_version
+
+
+def test_a_session_is_asked_for_again_after_the_pause_that_the_gateway_wants(run):
+    gateway = Gateway(AGAIN, AGAIN, UNSENT, OPENED)
+    assert run(gateway, one_reward) == 3
+    assert gateway.asked == ["POST /sessions"] * 4 + ["POST /s/1.secret/reward"]
+    assert [5 <= each <= 5.1 for each in gateway.pauses] == [True, True, False]
+    body = json.loads(gateway.requests[0].content)
+    assert (body["prompt"], body["group_size"], body["least"]) == ("p", 2, None)
+
+
+def test_a_session_that_may_have_been_opened_is_not_asked_for_again(run):
+    gateway = Gateway(LOST, OPENED)
+    with pytest.raises(EngineError, match="ReadError"):
+        run(gateway, one_reward)
+    assert gateway.asked == ["POST /sessions"]
+
+
+def test_a_reward_and_a_turn_are_sent_again(run):
+    async def work(client: GatewayClient) -> Any:
+        async with client.session("p") as session:
+            message = await session.chat([{"role": "user", "content": "1"}])
+            await session.reward(1)
+        return message
+
+    models = httpx.Response(200, json={"data": [{"id": "tiny"}]})
+    turn = httpx.Response(200, json={"choices": [{"message": {"content": "2"}}]})
+    gateway = Gateway(OPENED, LOST, models, LOST, AGAIN, turn, LOST, UNSENT)
+    assert run(gateway, work) == {"content": "2"}
+    assert gateway.asked == [
+        "POST /sessions",
+        *["GET /s/1.secret/v1/models"] * 2,
+        *["POST /s/1.secret/v1/chat/completions"] * 3,
+        *["POST /s/1.secret/reward"] * 3,
+    ]
+    assert json.loads(gateway.requests[5].content)["model"] == "tiny"
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
+def test_a_refusal_is_not_sent_again(run, status):
+    gateway = Gateway(OPENED, httpx.Response(status, text="no"))
+    with pytest.raises(EngineError, match=f"{status}: no") as caught:
+        run(gateway, one_reward)
+    assert caught.value.status == status
+    assert gateway.asked[1:] == ["POST /s/1.secret/reward", "DELETE /s/1.secret"]
+    assert "secret" not in str(caught.value)
+
+
+def test_the_time_to_send_again_ends(run):
+    gateway = Gateway(*[AGAIN] * 3)
+    with pytest.raises(EngineError, match="503"):
+        run(gateway, one_reward, wait_s=0)
+    assert gateway.asked == ["POST /sessions"]
+
+
+def test_the_agents_error_is_raised_although_the_session_cannot_be_dropped(run):
+    async def work(client: GatewayClient) -> None:
+        async with client.session("p"):
+            raise ZeroDivisionError("the agent's")
+
+    gateway = Gateway(OPENED, httpx.Response(500, text="no"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(gateway, work)
+    assert gateway.asked == ["POST /sessions", "DELETE /s/1.secret"]
+    assert "500: no" in caught.value.__notes__[0]
+    most = [each.extensions["timeout"]["read"] for each in gateway.requests]
+    assert most == [module.TURN_S, module.DROP_S]  # a silent gateway holds up no agent's end
+
+
+def test_only_the_request_for_a_session_has_the_token(run):
+    gateway = Gateway(OPENED)
+    run(gateway, one_reward, token="t0ken")
+    found = [each.headers.get("authorization") for each in gateway.requests]
+    assert found == ["Bearer t0ken", None]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e9", "soon", "²", "99999999999"])
+def test_a_pause_that_a_gateway_asks_for_is_bounded(text):
+    assert 0 <= module._seconds(text) <= module.MOST_PAUSE_S
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [{}, {"url": 3}, {"url": None}, {"url": "ftp://x/v1"}, {"url": f"{SESSION}/v1", "x": 1}],
+)
+def test_a_session_without_a_url_is_an_error(run, reply):
+    gateway = Gateway(httpx.Response(201, json=reply))
+    if "x" in reply:
+        assert run(gateway, one_reward) is None
+    else:
+        with pytest.raises(EngineError, match="session"):
+            run(gateway, one_reward)
+
+
+@pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{}]}, {"data": 1}])
+def test_a_gateway_without_a_model_is_an_error(run, models):
+    async def work(client: GatewayClient) -> None:
+        await client.model(f"{SESSION}/v1")
+
+    with pytest.raises(EngineError, match="model"):
+        run(Gateway(httpx.Response(200, json=models)), work)
+
+
+def test_addresses_and_rewards_are_checked(run):
+    with pytest.raises(ConfigError, match="address"):
+        GatewayClient("localhost:8123")
+
+    async def work(client: GatewayClient) -> None:
+        async with client.session("p") as session:
+            await session.reward(float("nan"))
+
+    gateway = Gateway(OPENED)
+    with pytest.raises(ConfigError, match="reward"):
+        run(gateway, work)
+    assert gateway.asked == ["POST /sessions", "DELETE /s/1.secret"]
