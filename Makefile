@@ -7,7 +7,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --config-settings edit
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python $(PIP)
 PYTEST := -m pytest -n 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo example test test-newest test-oldest lock test-slow test-engines test-peers chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
+.PHONY: help setup demo example test test-newest test-oldest lock test-slow test-engines test-peers test-agents chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -52,6 +52,14 @@ test-engines: .venv/.dev  ## run makers on a real vLLM: VLLM=folder with bin/vll
 test-peers: .venv/.dev  ## run tests of other projects on redrb: PEERS=folder of checkouts, PYTHON=with their packages
 	@$(BIN)/python -m tests.peers $(abspath $(PEERS)) $(PYTHON)
 	@PEERS=$(abspath $(PEERS)) $(BIN)/python -m pytest tests/peers/test_slime.py $(ARGS)
+
+test-agents:  ## run agents of verifiers, the OpenAI Agents SDK and OpenEnv at a gateway, in .venv-agents, made anew
+	@$(PYTHON) -m venv --clear .venv-agents && .venv-agents/bin/python $(PIP) -e '.[test]'
+	@set -e; for framework in verifiers openai-agents openenv-core; do \
+	  .venv-agents/bin/python $(PIP) --upgrade $$framework; \
+	  .venv-agents/bin/python -m pytest tests/integration/test_gateway_environments.py $(ARGS); \
+	  .venv-agents/bin/python -m pip uninstall --quiet --yes $$framework; \
+	done
 
 chaos: .venv/.dev  ## run makers, a stage, trainers and weights under faults: MINUTES=10 SEED=1 SERVER=path
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
@@ -103,7 +111,7 @@ wheel:  ## build sdist and wheel in dist, and try the wheel in a new environment
 	@$(PYTHON) tests/wheels.py $(ARGS)
 
 clean:  ## remove what was built
-	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest .venv-agents build dist *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

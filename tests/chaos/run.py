@@ -140,6 +140,7 @@ class Run:
             if self._faults.dice.random() < 0.5:
                 self._fleet.kill(role, replace=False)
         self._fleet.end("hoarders", _ENDS_S)
+        self._hoarders = self._consumers()
         self._fleet.start(HEIR)
         until = time.monotonic() + _DRAIN_S
         while not self._drained():
@@ -151,12 +152,18 @@ class Run:
             time.sleep(0.5)
         self._fleet.end("others", _ENDS_S)
 
+    def _consumers(self) -> set[bytes]:
+        with self._pair.admin() as client:
+            return stored.consumers(client, options.NAMESPACE, tasks.HELD)
+
     def _drained(self) -> bool:
         """Whether no group waits, is leased or incomplete, and no right is held or asked for.
 
-        Of the ranks' task one group may be left.
+        Of the ranks' task one group may be left. The heir has taken over from all that were killed.
         """
         looks = self._look()
+        if not looks or self._hoarders & self._consumers():
+            return False
         return len(looks) == len(TASKS) and all(
             look.ledger["waiting"] + look.ledger["leased"] <= tasks.LEFT.get(look.task, 0)
             and not look.parts["incomplete"] + look.rights["held"] + look.rights["queued"]

@@ -139,6 +139,12 @@ def holdings(client: redis.Redis, keys: str) -> Holdings:
     )
 
 
+def consumers(client: redis.Redis, namespace: str, task: str) -> set[bytes]:
+    """Return a task's consumers, also those that died, until another one has cleared them."""
+    found: Any = client.zrange(f"{prefix(namespace, task)}consumers:{_GROUP}", 0, -1)
+    return set(found)
+
+
 def keys_of(client: redis.Redis, namespace: str) -> dict[str, int]:
     """Return all keys of a namespace, and the milliseconds until they expire; -1: never."""
     names = sorted(client.scan_iter(f"redrb:{{{namespace}:*", count=1000))
