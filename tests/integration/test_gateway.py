@@ -436,7 +436,7 @@ def test_pages_of_other_sites_open_nothing(gateway):
 def test_without_weights_or_rights_a_session_is_to_be_asked_for_later(
     server, client, namespace, monkeypatch
 ):
-    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 0.3)
+    monkeypatch.setattr("redrb.gateway.limits.WAIT_S", 0.3)
     settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
     with (
         ExperienceStream(client, "agents", namespace=namespace, **settings) as stream,
@@ -611,8 +611,8 @@ def test_a_session_lives_as_long_as_its_turn(server, client, stream, publish, na
 def test_sessions_that_wait_to_begin_delay_no_reward(
     server, client, publish, namespace, monkeypatch
 ):
-    monkeypatch.setattr("redrb.gateway.app.MOST_CALLS", 1)
-    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 3.0)
+    monkeypatch.setattr("redrb.gateway.limits.MOST_CALLS", 1)
+    monkeypatch.setattr("redrb.gateway.limits.WAIT_S", 3.0)
     settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
     with (
         ExperienceStream(client, "agents", namespace=namespace, **settings),
@@ -667,8 +667,8 @@ def test_whoever_goes_while_a_right_is_waited_for_leaves_no_session(
         assert gone.wait(30)
         return opening(*given, **options)
 
-    def drop(session: Any) -> None:
-        dropping(session)
+    def drop(name: str, **options: Any) -> None:
+        dropping(name, **options)
         dropped.set()
 
     monkeypatch.setattr(store, "open", left)
@@ -701,13 +701,13 @@ def test_the_body_of_an_unknown_session_is_not_waited_for(gateway):
 
 def test_all_bodies_have_a_bound_together(gateway, server, monkeypatch):
     session = opened(gateway.url)
-    monkeypatch.setattr("redrb.gateway.app.ALL_BYTES", 1000)
+    monkeypatch.setattr("redrb.gateway.limits.ALL_BYTES", 1000)
     body = {"model": MODEL, "messages": [user("1" * 300)], "max_tokens": 2}
     with sent(session, "/v1/messages", b"1" * 900):
-        while gateway.gateway._held != 900:
+        while gateway.gateway._bodies.held != 900:
             time.sleep(0.01)
         assert "again" in failed(503, f"{session}/v1/chat/completions", body)
-    while gateway.gateway._held:  # a body that breaks off holds nothing
+    while gateway.gateway._bodies.held:  # a body that breaks off holds nothing
         time.sleep(0.01)
     assert asked(session, [user("1" * 300)])
 
