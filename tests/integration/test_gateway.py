@@ -21,7 +21,7 @@ import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
 from redrb.errors import ConfigError
 from redrb.watch.state.reader import StateReader
-from tests.chat_server import END, MODEL, ChatBackend, text_of
+from tests.chat_server import END, MODEL, ChatBackend, Record, text_of
 from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
 
@@ -128,37 +128,6 @@ def tool_results(message: dict[str, Any], text: str) -> list[dict[str, Any]]:
         {"role": "tool", "tool_call_id": call["id"], "content": text}
         for call in message.get("tool_calls") or ()
     ]
-
-
-class Record:
-    """What the server has sampled, by its tokens from the prompt on."""
-
-    def __init__(self, server: ChatBackend) -> None:
-        self.samples = list(server.samples)
-
-    def check(self, items: list[Any]) -> int:
-        """Check the samples of a session against the record; return the number of turns found.
-
-        Each run of trained tokens must be what the server sampled after exactly the tokens before.
-        """
-        found = 0
-        for item in items:
-            tokens, actions = item.sequences.tolist(), len(item.action_mask)
-            mask = [False] * (len(tokens) - actions) + item.action_mask.tolist()
-            log_probs = [0.0] * (len(tokens) - actions) + item.action_log_probs.tolist()
-            versions = [-1] * (len(tokens) - actions) + item.token_versions.tolist()
-            for sample in self.samples:
-                begin, end = len(sample.prompt), len(sample.prompt) + len(sample.tokens)
-                whole = [*sample.prompt, *sample.tokens]
-                if tokens[:end] != whole or not all(mask[begin:end]):
-                    continue
-                found += 1
-                assert log_probs[begin:end] == pytest.approx(sample.log_probs, abs=1e-6)
-                labels = [int(each.split("-")[1]) for each in sample.labels]
-                assert versions[begin:end] == labels
-                mask[begin:end] = [False] * (end - begin)
-            assert not any(mask)
-        return found
 
 
 @pytest.mark.parametrize("sessions", [30, pytest.param(200, marks=pytest.mark.slow)])
