@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import socket
 import threading
 import time
@@ -397,6 +398,139 @@ def test_sessions_need_the_token(server, client, stream, publish, namespace):
         assert HTTP.post(url, json={"prompt": "p"}, headers=right).status_code == 201
 
 
+def test_a_request_for_a_session_with_a_key_may_be_repeated(
+    server, client, stream, publish, namespace
+):
+    body, headers = {"prompt": "p", "group_size": 2}, {"idempotency-key": "0123456789abcdef"}
+    with (
+        GatewayThread(client, server.url, namespace=namespace) as one,
+        GatewayThread(client, server.url, namespace=namespace, token="s3cret") as other,
+    ):
+
+        def begun(**changes: Any) -> str:
+            reply = HTTP.post(f"{one.url}/sessions", json=body | changes, headers=headers)
+            assert reply.status_code == 201, reply.text
+            return str(reply.json()["url"])
+
+        url = begun()
+        assert begun() == url != begun(prompt="q")
+        session = url.removesuffix("/v1")
+        asked(session, [user("1")])
+        rewarded(session)
+        assert begun() == url  # until it expires: a late repetition begins nothing
+        second = opened(one.url, group_size=2)
+        asked(second, [user("2")])
+        rewarded(second)
+        assert len(stream.take(1, timeout=20).items()) == 2
+        headers["authorization"] = "Bearer s3cret"  # of whom has another token, it is another one
+        reply = HTTP.post(f"{other.url}/sessions", json=body, headers=headers)
+        assert reply.json()["url"].rpartition("/s/")[2] != url.rpartition("/s/")[2]
+        for wrong in ("short", "a" * 15, "a" * 201):
+            url = f"{one.url}/sessions"
+            assert "guess" in failed(400, url, body, headers={"idempotency-key": wrong})
+
+
+def test_whoever_goes_after_another_request_has_found_the_session_leaves_it(
+    gateway, server, stream, monkeypatch
+):
+    began, go = threading.Event(), threading.Event()
+    dropped = threading.Event()
+    store = gateway.gateway._store
+    opening, dropping = store.open, store.drop
+
+    def slow(*given: Any, **options: Any) -> Any:
+        found = opening(*given, **options)
+        if found.is_new:
+            began.set()
+            assert go.wait(30)
+        return found
+
+    def drop(name: str, **options: Any) -> None:
+        dropping(name, **options)
+        dropped.set()
+
+    monkeypatch.setattr(store, "open", slow)
+    monkeypatch.setattr(store, "drop", drop)
+    request: dict[str, Any] = {
+        "json": {"prompt": "p"},
+        "headers": {"idempotency-key": "0123456789abcdef"},
+    }
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(f"{gateway.url}/sessions", **request, timeout=1)
+    assert began.wait(30)
+    url = HTTP.post(f"{gateway.url}/sessions", **request).json()["url"]
+    go.set()
+    assert dropped.wait(30)
+    assert HTTP.get(f"{url}/models").status_code == 200
+
+
+def test_a_turn_whose_agent_has_gone_is_stored_for_its_repetition(gateway, server, stream):
+    session = opened(gateway.url)
+    server.step_s = 0.1
+    url, body = f"{session}/v1/chat/completions", {"model": MODEL, "messages": [user("1")]}
+    body |= {"max_tokens": 8, "stop_token_ids": [END]}
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(url, json=body, timeout=0.15)
+    reply = HTTP.post(url, json=body)
+    assert reply.status_code == 200
+    rewarded(session)
+    [[item]] = stream.take(1, timeout=20).groups()
+    assert Record(server).check([item]) == 1
+    assert reply.json()["usage"]["completion_tokens"] == int(item.action_mask.sum())
+
+
+def test_of_edited_histories_that_come_together_one_is_kept_where_none_may_branch(
+    server, client, stream, publish, namespace
+):
+    with (
+        GatewayThread(client, server.url, namespace=namespace, on_edited="error") as gateway,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        session = opened(gateway.url)
+        server.step_s = 0.3
+        url = f"{session}/v1/chat/completions"
+        bodies = [{"model": MODEL, "messages": [user(each)], "max_tokens": 2} for each in "12"]
+        replies = list(pool.map(lambda body: HTTP.post(url, json=body), bodies))
+        assert sorted(each.status_code for each in replies) == [200, 409]
+        assert len(server.samples) == 2  # both were sampled, and no turn was there yet
+        [refused] = [each for each in replies if each.status_code == 409]
+        assert "--on-edited branch" in refused.json()["error"]["message"]
+        assert refused.headers["x-should-retry"] == "false"
+        rewarded(session)
+    assert len(stream.take(1, timeout=20).items()) == 1
+
+
+def test_behind_a_proxy_sessions_have_its_address(server, client, stream, publish, namespace):
+    public = "https://gateway.example/agents/"
+    with GatewayThread(client, server.url, namespace=namespace, public_url=public) as gateway:
+        reply = HTTP.post(f"{gateway.url}/sessions", json={"prompt": "p"})
+        url = str(reply.json()["url"])
+        assert url.startswith("https://gateway.example/agents/s/")
+        asked(f"{gateway.url}/s/{url.split('/')[-2]}", [user("1")])
+
+
+def test_a_gateway_is_served_at_ipv6(server, client, stream, publish, namespace):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        one = GatewayProcess(server.redis_url, server.url, "--host", "::1", namespace=namespace)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert one.url.startswith("http://[::1]:")
+    session = opened(one.url)
+    assert session.startswith(one.url)
+    asked(session, [user("1")])
+    evil = HTTP.post(f"{one.url}/sessions", json={"prompt": "p"}, headers={"host": "evil.example"})
+    assert evil.status_code == 400
+    assert resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)[0] >= min(hard, 4096)
+    assert one.end() == (0, "")
+
+
 def test_pages_of_other_sites_open_nothing(gateway):
     reply = HTTP.post(f"{gateway.url}/sessions", content='{"prompt": "p"}')  # text/plain, as a form
     assert reply.status_code == 415
@@ -563,6 +697,14 @@ def test_the_command_asks_for_a_token_where_others_reach_it(server, run):
     status, _, errors = run("gateway", *arguments, "--host", "0.0.0.0", "--port", 0)
     assert status == 2
     assert "REDRB_GATEWAY_TOKEN" in errors
+    public = ("--port", 0, "--public-url")
+    status, _, errors = run("gateway", *arguments, *public, "https://gateway.example")
+    assert status == 2
+    assert "REDRB_GATEWAY_TOKEN" in errors
+    for wrong in ("gateway.example", "ftp://gateway.example", "https://", "http://[::1"):
+        status, _, errors = run("gateway", *arguments, *public, wrong)
+        assert status == 2
+        assert "--public-url" in errors
     status, _, errors = run("gateway", *arguments, "--port", 0)
     assert status == 2
     assert "agents" in errors  # there is no such task yet
