@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -121,20 +121,21 @@ class Gateway:
     def app(self, hosts: Sequence[str] = ("*",)) -> Starlette:
         """Return the application; `hosts` are values of the header Host that are served."""
         below = "/s/{id}.{secret}"
-        turns = [
-            Route(f"{below}/v1/{path}", partial(self._turn, protocol), methods=["POST"])
-            for path, protocol in PROTOCOLS.items()
+        small: Any = {"methods": ["POST"], "max_body_size": limits.SMALL_BYTES}
+        routes = [
+            Route("/sessions", self._open, **small),
+            Route(f"{below}/v1/models", self._models),
+            Route(f"{below}/reward", self._reward, **small),
+            Route(below, self._drop, methods=["DELETE"]),
         ]
+        for path, protocol in PROTOCOLS.items():
+            turn = partial(self._turn, protocol)
+            routes.append(Route(f"{below}/v1/{path}", turn, methods=["POST"]))
         return Starlette(
-            routes=[
-                Route("/sessions", self._open, methods=["POST"]),
-                *turns,
-                Route(f"{below}/v1/models", self._models),
-                Route(f"{below}/reward", self._reward, methods=["POST"]),
-                Route(below, self._drop, methods=["DELETE"]),
-            ],
+            routes=routes,
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
             exception_handlers={RedrbError: _failed, HTTPException: _failed},
+            max_body_size=MOST_BYTES,
         )
 
     async def _open(self, request: Request) -> Response:
@@ -144,18 +145,18 @@ class Gateway:
         key = request.headers.get("idempotency-key", "")
         if key and len(key) not in KEY_LENGTHS:
             raise Refused("Idempotency-Key: give 16 to 200 characters that nobody can guess.")
-        async with self._bodies.of(request, limits.SMALL_BYTES) as data:
+        async with self._bodies.of(request) as data:
             body = known_in(parsed(data), _Opening)
         await self._until_loaded()
         options = msgspec.structs.asdict(body) | {"wait_s": limits.WAIT_S}
-        once = json.dumps([self._token, key]) if key else ""
-        opened = await self._opens.run(partial(self._store.open, **options, once=once), request)
+        options["once"] = json.dumps([self._token, key]) if key else ""
+        opened = await self._opens.run(self._store.open, request=request, **options)
         if opened.version is not None:
             with suppress(TimeoutError):  # staleness is counted when the group is put
                 async with asyncio.timeout(limits.WAIT_S):
                     await self._weights.reach(opened.version)
         if opened.is_new and await request.is_disconnected():  # nobody gets to know it
-            await self._calls.run(partial(self._store.drop, opened.name, untold=True))
+            await self._calls.run(self._store.drop, opened.name, untold=True)
         base = self._public_url or str(request.base_url).rstrip("/")
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
@@ -164,9 +165,9 @@ class Gateway:
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
         name = await self._used(request)
         key = request.headers.get("idempotency-key", "")
-        async with self._bodies.of(request, MOST_BYTES) as data:
-            ask = await self._parsers.run(partial(ask_of, protocol, data, key=key))
-        session = await self._calls.run(partial(self._store.read, name))
+        async with self._bodies.of(request) as data:
+            ask = await self._parsers.run(ask_of, protocol, data, key=key)
+        session = await self._calls.run(self._store.read, name)
         if ask.model != self._chat.model:
             raise Refused(f"model={ask.model!r:.80}: this gateway samples {self._chat.model!r}.")
         turn = next((each for each in session.turns if each.request == ask.request), None)
@@ -192,20 +193,20 @@ class Gateway:
 
     async def _reward(self, request: Request) -> Response:
         name = await self._used(request)
-        async with self._bodies.of(request, limits.SMALL_BYTES) as data:
+        async with self._bodies.of(request) as data:
             body = known_in(parsed(data), _Ending)
-        ending = partial(self._store.reward, name, body.reward, extras=body.extras)
-        return JSONResponse({"group": await self._rewards.run(ending)})
+        options = msgspec.structs.asdict(body)
+        return JSONResponse({"group": await self._rewards.run(self._store.reward, name, **options)})
 
     async def _drop(self, request: Request) -> Response:
         name = await self._used(request)
-        await self._calls.run(partial(self._store.drop, name))
+        await self._calls.run(self._store.drop, name)
         return Response(status_code=204)
 
     async def _used(self, request: Request) -> str:
         """Return the name of a request's session, which lives on, or raise UnknownSession."""
         name = session_name(*request.path_params.values())
-        await self._calls.run(partial(self._store.use, name))
+        await self._calls.run(self._store.use, name)
         return name
 
     @asynccontextmanager
@@ -216,7 +217,7 @@ class Gateway:
             while True:
                 await asyncio.sleep(self._store.timeout_s / 3)
                 with suppress(StoreUnavailable, Refused):  # the next time, or the turn says it
-                    await self._calls.run(partial(self._store.use, name))
+                    await self._calls.run(self._store.use, name)
 
         using = asyncio.create_task(use())
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -53,11 +54,14 @@ class Threads:
     def __init__(self, most: int) -> None:
         self._places = asyncio.Semaphore(most)
 
-    async def run(self, call: Callable[[], T], request: Request | None = None) -> T:
+    async def run(
+        self, call: Callable[..., T], *given: Any, request: Request | None = None, **options: Any
+    ) -> T:
         """Return the result of a call; the end of the gateway does not wait for it.
 
         Args:
             call: It may block.
+            given, options: Arguments of the call.
             request: The call is not begun if it has nobody who waits for its reply any more.
         """
         async with within(WAIT_S, BUSY):
@@ -65,9 +69,9 @@ class Threads:
         try:
             if request is not None and await request.is_disconnected():
                 raise Refused(BUSY, 503)
-            return await anyio.to_thread.run_sync(
-                call, abandon_on_cancel=True, limiter=CapacityLimiter(1)
-            )
+            asked = partial(call, *given, **options)
+            own = CapacityLimiter(1)
+            return await anyio.to_thread.run_sync(asked, abandon_on_cancel=True, limiter=own)
         finally:
             self._places.release()
 
@@ -79,7 +83,7 @@ class Bodies:
         self.held = 0
 
     @asynccontextmanager
-    async def of(self, request: Request, most: int) -> AsyncIterator[bytes]:
+    async def of(self, request: Request) -> AsyncIterator[bytes]:
         """Give the body of a request with JSON: a page of another site cannot send such a one."""
         if not request.headers.get("content-type", "").startswith("application/json"):
             raise Refused("send JSON, with content-type: application/json.", 415)
@@ -89,8 +93,6 @@ class Bodies:
                 async for part in request.stream():
                     data += part
                     self.held += len(part)
-                    if len(data) > most:
-                        raise Refused(f"the body has more than {most} bytes.", 413)
                     if self.held > ALL_BYTES:
                         raise Refused(BUSY, 503)
             yield bytes(data)

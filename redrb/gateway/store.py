@@ -45,7 +45,7 @@ from redrb.gateway.session import Session, Turn, decode_turn, encode_turn
 from redrb.scopes import Closing
 from redrb.stream import ExperienceStream
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
-from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.put.rights import Rights
 from redrb.stream.task.tags import tag_values
 from redrb.train.engines.trajectory import Trajectory
 from redrb.unpacking import Reading, whole
@@ -69,19 +69,16 @@ class Opened:
     Attributes:
         id: Its public name.
         secret: With the id, it opens the session; nothing else has it.
+        name: Its name in Redis, under which `SessionStore` uses it.
         version: Weight version that the task knows; None: none.
         is_new: Whether this request has begun it, not an equal one.
     """
 
     id: str
     secret: str
+    name: str
     version: int | None
     is_new: bool
-
-    @property
-    def name(self) -> str:
-        """Its name in Redis, under which `SessionStore` uses it."""
-        return session_name(self.id, self.secret)
 
 
 class SessionStore(Closing):
@@ -168,7 +165,7 @@ class SessionStore(Closing):
             reply = self._opened(call)
             if reply.outcome == "unadmitted":
                 reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
-        return Opened(id_, secret, reply.version, reply.is_new)
+        return Opened(id_, secret, name, reply.version, reply.is_new)
 
     def use(self, name: str) -> None:
         """Set a session's time to live anew; errors are those of `read`, which costs more."""
@@ -260,9 +257,8 @@ class SessionStore(Closing):
                 f"extras of {nbytes} bytes cannot go with {len(items)} samples of one of "
                 f"{found.size} sessions: give smaller ones."
             )
-        keys, rights = self._task.store.keys, NO_RIGHTS
-        if found.right:
-            rights = Rights(self._task.name, keys.prefix, found.series, (int(found.right),))
+        prefix, numbers = self._task.store.keys.prefix, (int(found.right or 0),)
+        rights = Rights(self._task.name, prefix, found.series, numbers) if found.right else None
         return self._stream.put_part(
             found.group,
             items,
@@ -271,7 +267,7 @@ class SessionStore(Closing):
             least=found.least,
             part_age=SHORT_AGE if found.short else self._part_age,
             on_incomplete="dead" if found.bury else "drop",
-            admission=rights or None,
+            admission=rights,
             timeout=ROOM_S,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Literal
 
 from redrb.errors import SessionOver
@@ -41,7 +40,7 @@ class Turns:
         """Sample a turn and store it; return the one that was stored first for this request."""
         if session.over:
             raise SessionOver(session.id, "over")
-        parent, same, asked = await self._parsers.run(partial(_longest, session, ask))
+        parent, same, asked = await self._parsers.run(_longest, session, ask)
         given = None if parent < 0 else await self._between(session.turns[parent], ask, same)
         parent = -1 if given is None else parent
         if parent in session.parents and not self._may_branch:
@@ -60,8 +59,8 @@ class Turns:
             sampled=done,
             reply=json.dumps(found).encode(),
         )
-        storing = partial(self._store.append, session, turn, may_branch=self._may_branch)
-        return await self._calls.run(storing)
+        may_branch = self._may_branch
+        return await self._calls.run(self._store.append, session, turn, may_branch=may_branch)
 
     async def _between(self, turn: Turn, ask: Ask, same: int) -> list[int] | None:
         """Return the tokens between a turn and the reply to a request that goes on from it.
