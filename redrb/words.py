@@ -1,4 +1,4 @@
-"""Words for people: numbers of things ("1 group waits"), and what a terminal may be given."""
+"""Words for people: numbers of things ("1 group waits"), hosts, and what a terminal may show."""
 
 _OF_ONE = {"are": "is", "were": "was", "have": "has", "do": "does"}
 
@@ -12,6 +12,16 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 def agreeing(number: int, verb: str) -> str:
     """Return a verb in the present, or "were", as a number of things needs it."""
     return _OF_ONE.get(verb, f"{verb}s") if number == 1 else verb
+
+
+def bracketed(host: str) -> str:
+    """Return a host as a URL has it: an address of IPv6 stands in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server at an address."""
+    return host in ("127.0.0.1", "::1", "localhost")
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.weight_backend import BackendServer
@@ -210,3 +211,34 @@ class ChatBackend(BackendServer):
         body = await request.json()
         begin = [ROLES["system"]] * body["add_special_tokens"]
         return web.json_response({"tokens": [*begin, *digits(body["prompt"])]})
+
+
+class Record:
+    """What the server has sampled, by its tokens from the prompt on."""
+
+    def __init__(self, server: ChatBackend) -> None:
+        self.samples = list(server.samples)
+
+    def check(self, items: list[Any]) -> int:
+        """Check the samples of a session against the record; return the number of turns found.
+
+        Each run of trained tokens must be what the server sampled after exactly the tokens before.
+        """
+        found = 0
+        for item in items:
+            tokens, actions = item.sequences.tolist(), len(item.action_mask)
+            mask = [False] * (len(tokens) - actions) + item.action_mask.tolist()
+            log_probs = [0.0] * (len(tokens) - actions) + item.action_log_probs.tolist()
+            versions = [-1] * (len(tokens) - actions) + item.token_versions.tolist()
+            for sample in self.samples:
+                begin, end = len(sample.prompt), len(sample.prompt) + len(sample.tokens)
+                whole = [*sample.prompt, *sample.tokens]
+                if tokens[:end] != whole or not all(mask[begin:end]):
+                    continue
+                found += 1
+                assert log_probs[begin:end] == pytest.approx(sample.log_probs, abs=1e-6)
+                labels = [int(each.split("-")[1]) for each in sample.labels]
+                assert versions[begin:end] == labels
+                mask[begin:end] = [False] * (end - begin)
+            assert not any(mask)
+        return found

@@ -19,6 +19,7 @@ from redrb.gateway.app import Gateway
 from redrb.gateway.chat import ChatServer
 from redrb.gateway.store import SessionStore
 from redrb.train.engines import EngineWeights
+from tests import warm
 
 
 class GatewayThread:
@@ -106,7 +107,7 @@ class GatewayProcess:
             *("--port", str(port), *more),
         ]
         environment = {**os.environ, "REDRB_URL": redis_url}
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None

@@ -10,10 +10,9 @@ from redrb.checks import install_command
 from redrb.cli.arguments import Commands, add_command, add_flag
 from redrb.errors import ConfigError
 from redrb.options import variable_of
+from redrb.words import bracketed, is_loopback
 
 PORT = 8642
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def add_to(commands: Commands) -> None:
@@ -75,8 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         Observer(client, options.namespace) as observer,
     ):
         port = listening.getsockname()[1]
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        url = f"http://{host}:{port}/"
+        url = f"http://{bracketed(options.host)}:{port}/"
         feed = Feed(observer)
         app = make_app(
             feed,
@@ -96,11 +94,11 @@ def _run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} must be between 0 and 65535.")
-    if options.host not in _LOOPBACK and not options.expose:
+    if not is_loopback(options.host) and not options.expose:
         raise ConfigError(
             f"--host {options.host} is reached by other machines, and the page shows prompts, "
             "responses and rewards to everybody, unencrypted. Keep the default, and use a tunnel: "
             f"ssh -L {options.port}:127.0.0.1:{options.port} THIS_HOST; or add --expose."
         )
-    if options.host not in _LOOPBACK:
+    if not is_loopback(options.host):
         print(f"redrb: everybody who reaches {options.host} sees the page.", file=sys.stderr)

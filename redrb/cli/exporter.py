@@ -11,6 +11,7 @@ from importlib.resources import files
 from redrb.cli.arguments import Commands, add_command, add_flag
 from redrb.cli.output import show
 from redrb.errors import ConfigError
+from redrb.words import bracketed
 
 PORT = 9464
 FIRST_LOOK_S = 5.0
@@ -80,8 +81,7 @@ def _run(options: argparse.Namespace) -> int:
             ) from error
         with suppress(KeyboardInterrupt):
             observer.wait(0, FIRST_LOOK_S)
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            url = f"http://{host}:{server.server_port}/metrics"
+            url = f"http://{bracketed(options.host)}:{server.server_port}/metrics"
             line = f"The metrics of namespace {options.namespace} are at {url} until Ctrl-C."
             show({"url": url}, [line], as_json=options.json)
             signal.pause()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import socket
+from urllib.parse import urlsplit
 
 from redrb.checks import require_package
 from redrb.cli.arguments import Commands, add_command
 from redrb.errors import ConfigError
 from redrb.options import variable_of
+from redrb.words import bracketed, is_loopback
 
 PORT = 8123
 
-_LOOPBACK = ("127.0.0.1", "localhost")
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Values of the header Host for this machine."""
 
 _SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
 """Clients close their idle connections sooner, and send nothing on one that is being closed."""
@@ -35,11 +38,18 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--model", help="the model's name at vLLM (default: its first)")
     parser.add_argument(
         "--host",
-        default=_LOOPBACK[0],
+        default="127.0.0.1",
         help="address that it is served at (default: 127.0.0.1, for this machine only); with "
         f"another one {variable_of('gateway_token')} must hold a token, which opens sessions",
     )
     parser.add_argument("--port", type=int, default=PORT, help=f"port; 0: any (default: {PORT})")
+    parser.add_argument(
+        "--public-url",
+        default="",
+        metavar="URL",
+        help="address at which agents reach it, such as that of a proxy for TLS: the URLs of "
+        "sessions begin with it (default: the address that a request came to)",
+    )
     parser.add_argument(
         "--session-timeout",
         type=float,
@@ -66,14 +76,26 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.watch.page.server import bound_socket
 
     token = variable(variable_of("gateway_token")) or ""
-    if options.host not in _LOOPBACK and not token:
+    public_host = _host_of(options.public_url)
+    if not (token or (is_loopback(options.host) and is_loopback(public_host or options.host))):
         raise ConfigError(
-            f"--host {options.host} is reached by other machines: set "
+            f"{options.public_url or options.host} is reached by other machines: set "
             f"{variable_of('gateway_token')} to a token, which whoever opens sessions sends."
         )
     with bound_socket(options.host, options.port) as listening:
         asyncio.run(_serve(options, listening, token))
     return 0
+
+
+def _host_of(url: str) -> str:
+    """Return the host of --public-url, "" without one."""
+    try:
+        parts = urlsplit(url)
+        if not url or (parts.scheme in ("http", "https") and parts.hostname):
+            return parts.hostname or ""
+    except ValueError:  # brackets that are not closed
+        pass
+    raise ConfigError(f"--public-url {url}: give https://host, or http://host:port.")
 
 
 async def _serve(options: argparse.Namespace, listening: socket.socket, token: str) -> None:
@@ -87,7 +109,8 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
     from redrb.watch.page.server import serve
 
     names = {"namespace": options.namespace}
-    url = f"http://{options.host}:{listening.getsockname()[1]}/"
+    url = f"http://{bracketed(options.host)}:{listening.getsockname()[1]}/"
+    hosts = [*_LOCAL_HOSTS, bracketed(_host_of(options.public_url) or options.host)]
 
     def ready() -> None:
         show({"url": url}, [f"{url} fills {options.task!r} until Ctrl-C"], as_json=options.json)
@@ -100,11 +123,17 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
         chat = await ChatServer.open(options.engine, options.model)
         weights = EngineWeights(client, options.weights, chat.engine, **names)
         gateway = Gateway(
-            store, chat, weights, stream.worker, token=token, on_edited=options.on_edited
+            store,
+            chat,
+            weights,
+            stream.worker,
+            token=token,
+            on_edited=options.on_edited,
+            public_url=options.public_url,
         )
         try:
-            hosts = _LOOPBACK if options.host in _LOOPBACK else ("*",)
-            await serve(gateway.app(hosts), gateway, listening, ready, **_SERVED)
+            app = gateway.app(hosts if is_loopback(options.host) else ("*",))
+            await serve(app, gateway, listening, ready, **_SERVED)
         finally:
             weights.close()
             await chat.close()

@@ -35,21 +35,26 @@ class OpenReply(msgspec.Struct, frozen=True):
         outcome: "open"; "unadmitted": it is the first one of a group, which needs a right; "gone":
             the task was deleted, or created anew.
         keeps_right: Whether the group keeps the right that was given.
+        is_new: Whether this request has begun it, not an equal one.
         version: Weight version that the task knows; None: none.
     """
 
     outcome: Literal["open", "unadmitted", "gone"]
     keeps_right: bool = False
+    is_new: bool = False
     version: int | None = None
 
 
 class OpenSession(Call[OpenReply], frozen=True, kw_only=True):
     """Begin a session as the next part of the group that its prompt fills, or of a new group.
 
+    If the session is there already, it is found.
+
     Attributes:
         session: Name of the session in Redis.
-        head: What it stores: fields "id", "prompt", "size", "least" and "bury" of `Session`, and
-            "place", which names the prompt and the options of its groups.
+        head: What it stores: fields "id", "prompt", "size", "least" and "bury" of `Session`,
+            "opener", which names the request, and "place", which names the prompt and the options
+            of its groups.
         group: Key of a group in parts, if one begins.
         tags: Of such a group, as JSON.
         series, right: A right of admission for it; "": none.
@@ -93,7 +98,9 @@ class UseSession(Call[UseReply], frozen=True):
     ends: bool
 
 
-class AppendTurn(Call[Literal["stored", "known", "over", "full", "unknown"]], frozen=True):
+class AppendTurn(
+    Call[Literal["stored", "known", "over", "full", "edited", "unknown"]], frozen=True
+):
     """Store a turn, which goes beside the call; "known": the reply has the one that was first.
 
     Attributes:
@@ -102,6 +109,7 @@ class AppendTurn(Call[Literal["stored", "known", "over", "full", "unknown"]], fr
         tokens: Of the turn itself.
         most_samples, most_tokens: Bounds of the samples, which have what their branches share once
             each.
+        may_branch: Whether it may begin one more sample than the first; else it is "edited".
     """
 
     script: ClassVar = "session/append"
@@ -114,10 +122,16 @@ class AppendTurn(Call[Literal["stored", "known", "over", "full", "unknown"]], fr
     most_bytes: int
     most_samples: int
     most_tokens: int
+    may_branch: bool
 
 
 class DropSession(Call[Literal["dropped"]], frozen=True):
-    """Delete a session that is not over; its group's right returns if that has no other session."""
+    """Delete a session that is not over; its group's right returns if that has no other session.
+
+    Attributes:
+        untold: Nobody has been told of it: it stays if an equal request has found it.
+    """
 
     script: ClassVar = "session/drop"
     session: str
+    untold: bool = False

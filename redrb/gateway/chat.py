@@ -84,10 +84,8 @@ class ChatServer:
         body = {"model": self.model, "prompt": text, "add_special_tokens": is_begin}
         return self._tokens((await self._asked("/tokenize", body)).get("tokens"))
 
-    async def continuation(
-        self, ask: Ask, at: int, last: int
-    ) -> tuple[list[int], list[int] | None]:
-        """Return the tokens of a request, and those of them that follow a reply.
+    async def continuation(self, ask: Ask, at: int, last: int) -> list[int] | None:
+        """Return the tokens of a request that follow a reply.
 
         They are what two prompts have in common at their end whose replies differ. So nothing
         before them matters, such as reasoning that the template leaves out.
@@ -97,7 +95,7 @@ class ChatServer:
             last: Its last sampled token, which may be the end of its turn already.
 
         Returns:
-            The second are None if the template shows them in another way after this reply.
+            None if the template shows them in another way after this reply.
         """
         before, after = ask.messages[:at], ask.messages[at + 1 :]
         others = [[*before, {"role": "assistant", "content": each}, *after] for each in "01"]
@@ -109,8 +107,8 @@ class ChatServer:
         except EngineError as error:
             if not error.is_refusal:
                 raise
-            return whole, None  # such as a template that asks for the calls of a tool's result
-        return whole, following(whole, *found, last=last)
+            return None  # such as a template that asks for the calls of a tool's result
+        return following(whole, *found, last=last)
 
     async def sample(self, ask: Ask, tokens: list[int]) -> Generation:
         """Sample the reply to a request; the tokens are those of all that is before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -84,7 +85,7 @@ class GatewayClient:
     """Opens sessions of a gateway, from one event loop.
 
     It sends again what the gateway cannot serve yet (status 503), with the pauses that it asks for,
-    and after a broken connection, except for the request that opens a session.
+    and after a broken connection. Nothing is begun, sampled or counted twice by that.
 
     Args:
         url: Address of the gateway, or of the balancer before several.
@@ -144,7 +145,7 @@ class GatewayClient:
         """
         body = {"prompt": prompt, "group_size": group_size, "tags": dict(tags or {})}
         body |= {"least": least, "on_incomplete": on_incomplete}
-        found = await self.request("POST", f"{self.where}/sessions", body, is_repeatable=False)
+        found = await self.request("POST", f"{self.where}/sessions", body, key=secrets.token_hex())
         url = str(found.get("url"))
         if not url.startswith(("http://", "https://")):
             raise self._failed("answered without the URL of a session", 201)
@@ -176,13 +177,13 @@ class GatewayClient:
         url: str,
         body: Mapping[str, Any] | None = None,
         *,
-        is_repeatable: bool = True,
+        key: str = "",
         within_s: float | None = None,
     ) -> dict[str, Any]:
         """Return the JSON of a reply, {} for an empty one.
 
         Args:
-            is_repeatable: Whether a request whose reply did not come may be sent again.
+            key: Header Idempotency-Key of each repetition, which nobody else knows; "": none.
             within_s: Seconds for which it is sent again, and of each reply; default: those of the
                 client, and of a turn.
 
@@ -192,6 +193,9 @@ class GatewayClient:
         ends = time.monotonic() + (self._wait_s if within_s is None else within_s)
         each_s = TURN_S if within_s is None else within_s
         asked_s = 0.0
+        headers = {"idempotency-key": key} if key else {}
+        if self._token and url == f"{self.where}/sessions":  # agents' URLs need no token
+            headers["authorization"] = f"Bearer {self._token}"
 
         async def sent() -> dict[str, Any]:
             nonlocal asked_s
@@ -199,7 +203,7 @@ class GatewayClient:
             try:
                 timeout = self._httpx.Timeout(each_s, connect=min(each_s, _CONNECT_S))
                 reply = await self._http.request(
-                    method, url, json=body, headers=self._headers(url), timeout=timeout
+                    method, url, json=body, headers=headers, timeout=timeout
                 )
             except self._httpx.HTTPError as error:
                 raise self._failed(f"did not answer: {type(error).__name__}: {error}") from error
@@ -214,9 +218,7 @@ class GatewayClient:
             return found if isinstance(found, dict) else {}
 
         def passes(error: BaseException) -> bool:
-            unsent = isinstance(error.__cause__, self._httpx.ConnectError)
-            status = error.status if isinstance(error, EngineError) else 0
-            return status == 503 or (status is None and (is_repeatable or unsent))
+            return isinstance(error, EngineError) and error.status in (503, None)
 
         async def pause(seconds: float) -> None:
             await asyncio.sleep(min(max(seconds, asked_s), max(0.0, ends - time.monotonic())))
@@ -228,10 +230,6 @@ class GatewayClient:
             over=lambda: time.monotonic() >= ends,
             pause=pause,
         )
-
-    def _headers(self, url: str) -> dict[str, str]:
-        is_opening = url == f"{self.where}/sessions"  # agents' URLs need no token
-        return {"authorization": f"Bearer {self._token}"} if is_opening and self._token else {}
 
     def _failed(self, text: str, status: int | None = None) -> EngineError:
         """Return an error, without the URL of a session, which is its secret."""

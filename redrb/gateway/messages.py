@@ -41,6 +41,18 @@ class Refused(RedrbError):
         super().__init__(message)
 
 
+class Edited(Refused):
+    """A history that does not go on from the newest turn, where that is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this history is not what was sampled: it was edited, goes on from an earlier turn, or "
+            "is another conversation. Send the messages as they were answered, open another "
+            "session for it, or start the gateway with --on-edited branch.",
+            409,
+        )
+
+
 _Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
 _Words: TypeAlias = Annotated[
     list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(max_length=MOST_STOPS)

@@ -75,6 +75,11 @@ class Session(msgspec.Struct, kw_only=True):
     series: str = ""
     right: str = ""
 
+    @property
+    def parents(self) -> set[int]:
+        """Turns that others go on from; -1 if there is any turn."""
+        return {turn.parent for turn in self.turns}
+
     def path(self, turn: int) -> list[int]:
         """Return the indices of the turns from a beginning to this one; none for -1."""
         found = []
@@ -103,11 +108,11 @@ class Session(msgspec.Struct, kw_only=True):
         """
         if not self.turns:
             raise RecordError(f"session {self.id} has no turn: drop it, or send a request first.")
-        parents, counted = {turn.parent for turn in self.turns}, set[int]()
+        counted = set[int]()
         with Reading("the tags of a session"):
             tags = dict(json.loads(self.tags))
         found = []
-        for leaf in sorted(set(range(len(self.turns))) - parents):
+        for leaf in sorted(set(range(len(self.turns))) - self.parents):
             first, *others = self.path(leaf)
             trajectory = Trajectory(self.turns[first].given)
             for index in (first, *others):

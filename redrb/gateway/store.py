@@ -20,7 +20,13 @@ from redrb.codec.wire import MAX_SAMPLES
 from redrb.connection.client import Request
 from redrb.connection.deadline import Deadline
 from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
-from redrb.errors import ConfigError, RecordError, SessionOver, UnknownSession
+from redrb.errors import (
+    AdmissionTimeout,
+    ConfigError,
+    RecordError,
+    SessionOver,
+    UnknownSession,
+)
 from redrb.experience.fields import Scalar
 from redrb.gateway.calls import (
     GROUP_EXTRAS,
@@ -34,11 +40,12 @@ from redrb.gateway.calls import (
     OpenSession,
     UseSession,
 )
+from redrb.gateway.messages import Edited
 from redrb.gateway.session import Session, Turn, decode_turn, encode_turn
 from redrb.scopes import Closing
 from redrb.stream import ExperienceStream
 from redrb.stream.assembly.calls import MOST_PARTS, PART_AGE, GroupPart, OnIncomplete
-from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.put.rights import Rights
 from redrb.stream.task.tags import tag_values
 from redrb.train.engines.trajectory import Trajectory
 from redrb.unpacking import Reading, whole
@@ -62,12 +69,16 @@ class Opened:
     Attributes:
         id: Its public name.
         secret: With the id, it opens the session; nothing else has it.
+        name: Its name in Redis, under which `SessionStore` uses it.
         version: Weight version that the task knows; None: none.
+        is_new: Whether this request has begun it, not an equal one.
     """
 
     id: str
     secret: str
+    name: str
     version: int | None
+    is_new: bool
 
 
 class SessionStore(Closing):
@@ -110,6 +121,7 @@ class SessionStore(Closing):
         least: int | None = None,
         on_incomplete: OnIncomplete = "drop",
         wait_s: float,
+        once: str = "",
     ) -> Opened:
         """Begin a session: the next of the group that sessions of this prompt are filling.
 
@@ -123,6 +135,8 @@ class SessionStore(Closing):
             least: Fewest sessions with which the group is put; default: all.
             on_incomplete: What becomes of a group with fewer: "drop", or "dead", a dead letter.
             wait_s: Seconds to wait for a right; 0 looks once.
+            once: A secret of the caller: the same call with it finds the session that it has begun,
+                at any gateway, until that is dropped or expires. "": each call begins one.
 
         Raises:
             ConfigError: An argument is not usable, or the task never gives a right.
@@ -135,48 +149,47 @@ class SessionStore(Closing):
             raise ConfigError(
                 f"prompt={prompt!r:.80}: give a text of 1 to {MOST_PROMPT_BYTES} bytes."
             )
-        id_, secret = secrets.token_hex(8), secrets.token_urlsafe(24)
-        group = f"{prompt}:{id_}"
+        opener = secrets.token_hex(8)
+        group = f"{prompt}:{opener}"
         part = GroupPart.checked(group, 0, size, least, PART_AGE, on_incomplete, MOST_PARTS)
         rule = {"prompt": prompt, "size": part.of, "least": part.least, "bury": part.bury}
-        head = {"id": id_, "place": _digest(json.dumps(rule)), **rule}
         named = json.dumps(self._checked_tags(tags))
-        call = OpenSession(
-            session=_name(id_, secret), head=head, group=group, tags=named, ttl_ms=self._ttl_ms
-        )
+        asked = json.dumps([once or secrets.token_hex(), self._task.store.keys.prefix, rule, named])
+        drawn = hashlib.blake2b(asked.encode(), digest_size=32).hexdigest()
+        id_, secret = drawn[:16], drawn[16:]
+        head = {"id": id_, "opener": opener, "place": _digest(json.dumps(rule)), **rule}
+        name, ttl_ms = session_name(id_, secret), self._ttl_ms
+        call = OpenSession(session=name, head=head, group=group, tags=named, ttl_ms=ttl_ms)
         wait_s = checked_number("wait_s", wait_s)
         with Deadline(wait_s):
             reply = self._opened(call)
             if reply.outcome == "unadmitted":
                 reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
-        return Opened(id_, secret, reply.version)
+        return Opened(id_, secret, name, reply.version, reply.is_new)
 
-    def use(self, session_id: str, secret: str) -> None:
+    def use(self, name: str) -> None:
         """Set a session's time to live anew; errors are those of `read`, which costs more."""
-        call = UseSession(_name(session_id, secret), self._ttl_ms, ends=False)
         with Deadline():
+            call = UseSession(name, self._ttl_ms, ends=False)
             if self._task.store.call(call).outcome == "unknown":
                 raise UnknownSession
 
-    def read(self, session_id: str, secret: str) -> Session:
-        """Return a session with its turns so far, and set its time to live anew.
-
-        Raises:
-            UnknownSession: There is none of this id and secret.
-            StoreUnavailable: Redis stayed away.
-        """
-        return self._read(_name(session_id, secret))
-
-    def append(self, session: Session, turn: Turn) -> Turn:
+    def append(self, session: Session, turn: Turn, *, may_branch: bool = True) -> Turn:
         """Store a turn, exactly once for each request.
 
         A session may have its share of what the samples of a group may have together.
+
+        Args:
+            session: As it was read.
+            turn: The turn.
+            may_branch: Whether it may begin one more sample of a session that has one.
 
         Returns:
             The stored turn: this one, or the one that answered the same request before.
 
         Raises:
             RecordError: The turn is aborted or malformed; nothing was stored.
+            Edited: It would branch, and may not; nothing was stored.
             SessionOver: The session has its reward, or is full; nothing was stored.
             UnknownSession: It is gone.
             StoreUnavailable: Redis stayed away; append it again.
@@ -191,6 +204,7 @@ class SessionStore(Closing):
             MOST_BYTES,
             MAX_SAMPLES // session.size,
             min(MOST_TOKENS, GROUP_TOKENS // session.size),
+            may_branch,
         )
         store, made = self._task.store, Pipeline()
         call.add_to(made, store.script_keys, encode_turn(turn))
@@ -202,6 +216,8 @@ class SessionStore(Closing):
             match call.read(outcome):
                 case "unknown":
                     raise UnknownSession
+                case "edited":
+                    raise Edited
                 case "over" | "full" as reason:
                     raise SessionOver(session.id, reason)
                 case "known":
@@ -215,12 +231,11 @@ class SessionStore(Closing):
             return Request(store.client, made, read).result()
 
     def reward(
-        self, session: Session, reward: float, *, extras: Mapping[str, Any] | None = None
+        self, name: str, reward: float, *, extras: Mapping[str, Any] | None = None
     ) -> int | None:
         """Put a session as its part of the group; it takes no turns from then on.
 
-        It may be repeated: the part counts once, with the reward that was stored first. The samples
-        are those of the turns that Redis has, which may be more than `session` has.
+        It may be repeated: the part counts once, with the reward that was stored first.
 
         Returns:
             Id of the group; None while sessions of it are missing, or if it was dropped.
@@ -234,7 +249,7 @@ class SessionStore(Closing):
             StoreUnavailable: Redis stayed away; send it again.
         """
         reward = checked_number("reward", reward)
-        found = self._read(session.name, ends=True)
+        found = self.read(name, ends=True)
         items = found.items(reward, extras)
         nbytes = len(msgspec.json.encode(extras or {}, enc_hook=str))
         if nbytes * len(items) * found.size > GROUP_EXTRAS:
@@ -242,9 +257,8 @@ class SessionStore(Closing):
                 f"extras of {nbytes} bytes cannot go with {len(items)} samples of one of "
                 f"{found.size} sessions: give smaller ones."
             )
-        keys, rights = self._task.store.keys, NO_RIGHTS
-        if found.right:
-            rights = Rights(self._task.name, keys.prefix, found.series, (int(found.right),))
+        prefix, numbers = self._task.store.keys.prefix, (int(found.right or 0),)
+        rights = Rights(self._task.name, prefix, found.series, numbers) if found.right else None
         return self._stream.put_part(
             found.group,
             items,
@@ -253,21 +267,25 @@ class SessionStore(Closing):
             least=found.least,
             part_age=SHORT_AGE if found.short else self._part_age,
             on_incomplete="dead" if found.bury else "drop",
-            admission=rights or None,
+            admission=rights,
             timeout=ROOM_S,
         )
 
-    def drop(self, session: Session) -> None:
+    def drop(self, name: str, *, untold: bool = False) -> None:
         """Delete a session, which becomes no part of its group; repeated, it changes nothing.
 
         If the group has no other session, its right returns. A session that is over stays as it is
         until it expires: its reward may have to be repeated.
 
+        Args:
+            name: Of the session.
+            untold: Nobody has been told of it: it stays if an equal request has found it.
+
         Raises:
             StoreUnavailable: Redis stayed away.
         """
         with Deadline():
-            self._task.store.call(DropSession(session.name))
+            self._task.store.call(DropSession(name, untold))
 
     def close(self) -> None:
         """Close the stream; sessions stay, and other gateways go on with them."""
@@ -300,20 +318,35 @@ class SessionStore(Closing):
         try:
             reply = self._opened(call)
             while reply.outcome == "unadmitted":
-                with self._stream.admit() as right:
-                    rights, kept = right.hand_over(1), False
-                    series, number = rights.series, str(rights.numbers[0])
-                    try:
-                        reply = self._opened(replace(call, series=series, right=number))
-                        kept = reply.keeps_right
-                    finally:
-                        (rights.note_ended if kept else rights.hand_back)(rights.numbers)
+                try:
+                    with self._stream.admit() as right:
+                        rights, kept = right.hand_over(1), False
+                        series, number = rights.series, str(rights.numbers[0])
+                        try:
+                            reply = self._opened(replace(call, series=series, right=number))
+                            kept = reply.keeps_right
+                        finally:
+                            (rights.note_ended if kept else rights.hand_back)(rights.numbers)
+                except AdmissionTimeout:
+                    reply = self._opened(call)  # another gateway may have begun the group
+                    if reply.outcome == "unadmitted":
+                        raise
             return reply
         finally:
             if mine:
                 self._admitting.release()
 
-    def _read(self, name: str, *, ends: bool = False) -> Session:
+    def read(self, name: str, *, ends: bool = False) -> Session:
+        """Return a session with its turns so far, and set its time to live anew.
+
+        Args:
+            name: Of the session.
+            ends: It takes no turns from now on, if it has any.
+
+        Raises:
+            UnknownSession: There is none.
+            StoreUnavailable: Redis stayed away.
+        """
         store = self._task.store
         use, look = UseSession(name, self._ttl_ms, ends), Pipeline()
         use.add_to(look, store.script_keys)
@@ -338,7 +371,7 @@ class SessionStore(Closing):
         return found
 
 
-def _name(id_: str, secret: str) -> str:
+def session_name(id_: str, secret: str) -> str:
     """Return the name of a session in Redis.
 
     It is found by this digest, so no secret is compared, and none stands in Redis.

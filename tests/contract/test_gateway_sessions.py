@@ -26,8 +26,9 @@ from redrb.errors import (
 )
 from redrb.gateway import store as gateway_store
 from redrb.gateway.calls import UseSession
+from redrb.gateway.messages import Edited
 from redrb.gateway.session import Session, Turn
-from redrb.gateway.store import Opened, SessionStore
+from redrb.gateway.store import Opened, SessionStore, session_name
 from redrb.stream.admission.calls import Admit
 from redrb.stream.put.producer import Producer
 from tests.audit import audit
@@ -63,13 +64,13 @@ def raw(store: SessionStore, *command: Any) -> Any:
 
 def begun(store: SessionStore, prompt: str = "p", size: int = 1, **options: Any) -> Session:
     opened = store.open(prompt, size=size, wait_s=options.pop("wait_s", 5), **options)
-    return store.read(opened.id, opened.secret)
+    return store.read(opened.name)
 
 
 def rewarded(store: SessionStore, session: Session, reward: float = 1.0) -> int | None:
     """Let a session have a turn and its reward."""
     store.append(session, turn())
-    return store.reward(session, reward)
+    return store.reward(session.name, reward)
 
 
 def silence(store: SessionStore, session: Session) -> None:
@@ -128,18 +129,18 @@ def test_groups_of_another_size_or_rule_are_filled_apart(gateway):
 def test_another_gateway_goes_on_with_a_session(gateway):
     one, other = gateway(tags=["site"]), gateway(tags=["site"])
     opened = one.open("p", size=1, tags={"site": "a"}, wait_s=0)
-    first = one.append(one.read(opened.id, opened.secret), turn())
+    first = one.append(one.read(opened.name), turn())
     one.close()
-    session = other.read(opened.id, opened.secret)
+    session = other.read(opened.name)
     assert session.turns == [first]
     other.append(session, turn(0))
-    assert other.reward(session, 2.0, extras={"checked": True}) == 1
+    assert other.reward(session.name, 2.0, extras={"checked": True}) == 1
     stream = stream_of(other)
     assert stream.count(where={"site": "a"}) == 1
     with stream.take(1, timeout=0) as lease:
         (item,) = lease.items()
         assert item.sequences is not None
-        assert item.sequences.tolist() == other.read(opened.id, opened.secret).tokens(1)
+        assert item.sequences.tolist() == other.read(opened.name).tokens(1)
         assert item.extras == {"prompt": "p", "session": opened.id, "checked": True}
         lease.ack()
     check_books(other)
@@ -152,7 +153,7 @@ def test_a_request_that_comes_again_gets_the_turn_that_was_first(gateway):
     assert one.append(session, first) is first
     again = turn(request=first.request)
     assert other.append(session, again) == other.append(session, first) == first
-    assert one.reward(session, 1.0) == 1
+    assert one.reward(session.name, 1.0) == 1
     assert other.append(session, again) == first  # its reply was lost, and the reward came
     assert raw(one, "HGET", f"session:{session.name}", "turns") == b"1"
 
@@ -161,7 +162,7 @@ def test_a_reward_counts_once_and_ends_the_session(gateway):
     one, other = gateway(), gateway()
     session = begun(one)
     one.append(session, turn())
-    assert one.reward(session, 1.0) == other.reward(session, 2.0) == 1
+    assert one.reward(session.name, 1.0) == other.reward(session.name, 2.0) == 1
     with pytest.raises(SessionOver, match="has its reward already") as caught:
         other.append(session, turn(0))
     assert caught.value.reason == "over"
@@ -173,15 +174,15 @@ def test_a_reward_that_cannot_be_stored_may_be_given_again(gateway):
     store = gateway()
     session = begun(store)
     with pytest.raises(RecordError, match="has no turn"):
-        store.reward(session, 1.0)
+        store.reward(session.name, 1.0)
     store.append(session, turn())  # it was not ended
     for wrong in (float("nan"), float("inf"), "1", None):
         with pytest.raises(ConfigError):
-            store.reward(session, wrong)
-    assert not store._read(session.name).over
+            store.reward(session.name, wrong)
+    assert not store.read(session.name).over
     with pytest.raises(redrb.RedrbError):
-        store.reward(session, 1.0, extras={"x": (1, 2)})
-    assert store.reward(session, 1.0) == 1
+        store.reward(session.name, 1.0, extras={"x": (1, 2)})
+    assert store.reward(session.name, 1.0) == 1
 
 
 def test_a_turn_that_comes_while_the_reward_does_is_in_the_sample_or_refused(gateway):
@@ -198,7 +199,7 @@ def test_a_turn_that_comes_while_the_reward_does_is_in_the_sample_or_refused(gat
 
     thread = threading.Thread(target=add)
     thread.start()
-    store.reward(session, 1.0)
+    store.reward(session.name, 1.0)
     thread.join()
     assert len(stream_of(store).take(1, timeout=0).items()) == max(len(kept), 1)
 
@@ -214,11 +215,110 @@ def test_whoever_guesses_an_id_or_a_secret_finds_nothing(gateway):
         *((opened.id, opened.secret + "\x00"), ("\ud800", "\udfff"), ("é" * 10_000, "{}")),
     ):
         with pytest.raises(UnknownSession) as caught:
-            store.read(*guess)
+            store.read(session_name(*guess))
         said.add(str(caught.value))
     assert len(said) == 1
-    stored = [raw(store, "HGETALL", f"session:{store.read(opened.id, opened.secret).name}")]
+    stored = [raw(store, "HGETALL", f"session:{opened.name}")]
     assert opened.secret not in str(stored)
+
+
+ONCE = "a secret of the caller"
+
+
+def test_an_equal_call_with_the_secret_of_the_first_finds_its_session(gateway):
+    one, other = gateway(**BOUND), gateway(**BOUND)
+    stream_of(one).advance(7)
+    first = one.open("p", size=2, tags={"site": "a"}, wait_s=0, once=ONCE)
+    again = other.open("p", size=2, tags={"site": "a"}, wait_s=0, once=ONCE)
+    assert (first.id, first.secret, first.version) == (again.id, again.secret, again.version)
+    assert (first.is_new, again.is_new) == (True, False)
+    session = other.read(again.name)
+    assert raw(one, "HGET", f"gathering:{session.group}", "next") == b"1"
+    second = one.open("p", size=2, tags={"site": "a"}, wait_s=0, once=f"{ONCE} 2")
+    assert one.read(second.name).group == session.group
+    assert rewarded(one, session) is None
+    assert other.open("p", size=2, tags={"site": "a"}, wait_s=0, once=ONCE).id == first.id
+    assert rewarded(other, one.read(second.name)) == 1
+    assert rights(one).granted == 1
+    check_books(one)
+
+
+def test_another_call_with_the_same_secret_begins_another_session(gateway):
+    store = gateway()
+    wanted = [{"prompt": "p"}, {"prompt": "q"}, {"size": 2}, {"least": 1, "size": 2}]
+    wanted += [{"size": 2, "on_incomplete": "dead"}, {"tags": {"a": 1}}, {"tags": {"a": 2}}]
+    calls = [{"prompt": "p", "size": 1, "wait_s": 0, **each} for each in wanted]
+    opened = [store.open(**call, once=ONCE) for call in calls[1:]]
+    assert len({each.secret for each in opened} | {each.id for each in opened}) == 2 * 6
+    assert all(each.is_new for each in opened)
+    assert len({store.open(**calls[0]).id for _ in range(3)}) == 3  # without a secret
+
+
+def test_equal_calls_that_come_together_begin_one_session(gateway):
+    stores = [gateway(**BOUND) for _ in range(2)]
+    stream_of(stores[0]).advance(7)
+    with ThreadPoolExecutor(16) as pool:
+        asked = [
+            pool.submit(stores[number % 2].open, "p", size=3, wait_s=2, once=ONCE)
+            for number in range(16)
+        ]
+        opened = [each.result(60) for each in asked]
+    assert len({each.name for each in opened}) == 1
+    assert [each.is_new for each in opened].count(True) == 1
+    session = stores[0].read(opened[0].name)
+    assert raw(stores[0], "HGET", f"gathering:{session.group}", "next") == b"1"
+    found = rights(stores[0])
+    assert (found.held, found.granted - found.returned) == (1, 1)
+
+
+def test_nothing_in_redis_tells_the_secret_of_a_call(gateway):
+    store = gateway()
+    opened = store.open("p", size=1, wait_s=0, once=ONCE)
+    client = store._task.store.client
+    kept = [client.execute("KEYS", "*"), raw(store, "HGETALL", f"session:{opened.name}")]
+    for secret in (ONCE, opened.secret):
+        assert secret not in str(kept)
+
+
+def test_a_session_that_nobody_was_told_of_is_dropped_unless_another_call_found_it(gateway):
+    store = gateway(**BOUND)
+    stream_of(store).advance(7)
+    options: dict[str, Any] = {"size": 1, "wait_s": 0, "once": ONCE}
+    first = store.open("p", **options)
+    store.drop(first.name, untold=True)
+    assert rights(store).held == 0
+    again = store.open("p", **options)  # in a group of its own
+    assert (again.id, again.is_new) == (first.id, True)
+    assert not store.open("p", **options).is_new
+    store.drop(again.name, untold=True)
+    session = store.read(again.name)
+    store.drop(again.name)
+    third = store.open("p", **options)
+    assert (third.is_new, store.read(third.name).index) == (True, 0)
+    assert store.read(third.name).group != session.group
+    assert rewarded(store, store.read(third.name)) == 1
+    check_books(store)
+
+
+@pytest.mark.parametrize("parent", [-1, 0])
+def test_of_turns_that_come_together_one_is_stored_where_none_may_branch(gateway, parent):
+    stores = [gateway() for _ in range(2)]
+    session = begun(stores[0])
+    if parent == 0:
+        stores[0].append(session, turn(), may_branch=False)
+    before, stored = len(stores[0].read(session.name).turns), []
+
+    def add(number: int) -> None:
+        with suppress(Edited):
+            stored.append(stores[number % 2].append(session, turn(parent), may_branch=False))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(add, range(100)))
+    assert stores[0].read(session.name).turns[before:] == stored
+    assert len(stored) == 1
+    assert stores[0].append(session, stored[0], may_branch=False) == stored[0]  # a retry
+    stores[0].append(session, turn(parent))
+    assert len(stores[0].read(session.name).items(1.0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -264,7 +364,7 @@ def test_a_session_is_bounded(gateway, monkeypatch):
     with pytest.raises(SessionOver):
         store.append(session, turn(1, 100))
     store.append(session, turn(1))
-    assert store.reward(session, 1.0) == 1
+    assert store.reward(session.name, 1.0) == 1
 
 
 def test_the_samples_of_branches_are_bounded(gateway, monkeypatch):
@@ -272,15 +372,15 @@ def test_the_samples_of_branches_are_bounded(gateway, monkeypatch):
     store = gateway()
     monkeypatch.setattr(gateway_store, "MOST_TOKENS", 2000)
     opened = store.open("p", size=1, wait_s=0)
-    store.append(store.read(opened.id, opened.secret), turn(tokens=500))
+    store.append(store.read(opened.name), turn(tokens=500))
     with pytest.raises(SessionOver) as caught:
         for _ in range(10):
-            store.append(store.read(opened.id, opened.secret), turn(0))
+            store.append(store.read(opened.name), turn(0))
     assert caught.value.reason == "full"
-    session = store.read(opened.id, opened.secret)
+    session = store.read(opened.name)
     assert len(session.turns) == 1 + 3
     assert store.append(session, session.turns[-1]) == session.turns[-1]
-    store.reward(session, 1.0)
+    store.reward(session.name, 1.0)
     items = stream_of(store).take(1, timeout=0).items()
     assert sum(len(item) for each in items if (item := each.sequences) is not None) == (
         int(raw(store, "HGET", f"session:{session.name}", "tokens"))
@@ -299,17 +399,17 @@ def test_a_session_has_its_share_of_a_group(gateway, monkeypatch, bound):
     store.append(one, turn())
     if "GROUP_EXTRAS" in bound:
         with pytest.raises(RecordError, match="give smaller ones"):
-            store.reward(one, 1.0, extras={"a": "1" * 12})  # 20 bytes, in 4 samples
-        store.reward(one, 1.0, extras={"a": "1" * 11})
+            store.reward(one.name, 1.0, extras={"a": "1" * 12})  # 20 bytes, in 4 samples
+        store.reward(one.name, 1.0, extras={"a": "1" * 11})
     else:
         for parent in (-1, 0, -1):
             with suppress(SessionOver):  # the session as it was read first: all come at once
                 store.append(one, turn(parent))
-        assert len(store._read(one.name).turns) == 2 + (bound == {"MAX_SAMPLES": 5})
+        assert len(store.read(one.name).turns) == 2 + (bound == {"MAX_SAMPLES": 5})
         with pytest.raises(SessionOver, match="share") as caught:
             store.append(one, turn(-1))
         assert caught.value.reason == "full"
-        store.reward(one, 1.0)
+        store.reward(one.name, 1.0)
     assert rewarded(store, other) == 1
     check_books(store)
 
@@ -318,11 +418,11 @@ def test_a_session_has_its_share_of_a_group(gateway, monkeypatch, bound):
 def test_a_long_session_is_one_sample(gateway, turns):
     store = gateway()
     opened = store.open("p", size=1, wait_s=0)
-    session = store.read(opened.id, opened.secret)
+    session = store.read(opened.name)
     for number in range(turns):
         store.append(session, turn(number - 1))
-    assert len(store.read(opened.id, opened.secret).turns) == turns
-    store.reward(session, 1.0)
+    assert len(store.read(opened.name).turns) == turns
+    store.reward(session.name, 1.0)
     (item,) = stream_of(store).take(1, timeout=0).items()
     assert item.action_mask is not None
     assert int(item.action_mask.sum()) == 2 * turns
@@ -349,7 +449,7 @@ def test_sessions_that_begin_together_take_one_right(gateway):
     stream_of(store).advance(7)
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: store.open("p", size=8, wait_s=30), range(8)))
-    sessions = [store.read(each.id, each.secret) for each in opened]
+    sessions = [store.read(each.name) for each in opened]
     assert sorted(session.index for session in sessions) == list(range(8))
     assert {each.version for each in opened} == {7}
     assert rights(store).granted == 1
@@ -378,13 +478,13 @@ def test_the_right_of_a_group_whose_sessions_are_dropped_returns_at_once(gateway
     store = gateway(**BOUND)
     stream_of(store).advance(7)
     sessions = [begun(store, size=3) for _ in range(2)]
-    store.drop(sessions[0])
-    store.drop(sessions[0])  # a repetition
+    store.drop(sessions[0].name)
+    store.drop(sessions[0].name)  # a repetition
     assert rights(store).held == 1
     task = store._task
     waits = Admit("maker/1", 1, 1, 60_000, 60_000, 60_000, task.description.incarnation, "s")
     assert task.store.call(waits).outcome == "wait"
-    store.drop(sessions[1])
+    store.drop(sessions[1].name)
     assert raw(store, "LLEN", "wake:maker/1") == 1
     assert (rights(store).returned, rights(store).held) == (1, 0)
     assert task.store.call(waits).outcome == "granted"
@@ -401,7 +501,7 @@ def test_a_group_whose_sessions_are_silent_gives_its_right_back(gateway):
     assert again.group != session.group
     assert (rights(store).lost, rights(store).held) == (1, 1)
     with pytest.raises(UnknownSession):
-        store.reward(session, 1.0)
+        store.reward(session.name, 1.0)
 
 
 def test_a_right_that_was_lost_counts_as_late(gateway):
@@ -419,7 +519,7 @@ def test_all_of_a_session_lives_as_long_as_it_is_used(gateway):
     store = gateway(**BOUND)
     stream_of(store).advance(7)
     opened = store.open("p", size=2, wait_s=0)
-    session = store.read(opened.id, opened.secret)
+    session = store.read(opened.name)
     keys = [f"session:{session.name}", f"gathering:{session.group}"]
     [filling] = [
         key.decode().rpartition(":")[2]
@@ -428,7 +528,7 @@ def test_all_of_a_session_lives_as_long_as_it_is_used(gateway):
     ]
     keys.append(f"filling:{filling}")
     for use, renewed in (
-        (lambda: store.read(opened.id, opened.secret), keys),
+        (lambda: store.read(opened.name), keys),
         (lambda: store.append(session, turn()), keys),
         (lambda: begun(store, size=2), keys[1:2]),
     ):
@@ -445,18 +545,18 @@ def test_a_group_waits_as_long_as_a_session_of_it_is_used(gateway):
     first, second = begun(store, size=2), begun(store, size=2)
     assert rewarded(store, first) is None
     raw(store, "ZADD", "part_due", "XX", 2, first.group)
-    store._read(first.name)  # one that is over keeps nothing waiting
+    store.read(first.name)  # one that is over keeps nothing waiting
     assert raw(store, "ZSCORE", "part_due", first.group) == b"2"
     store.append(second, turn())
     assert float(raw(store, "ZSCORE", "part_due", first.group)) > 1_000_000
-    assert store.reward(second, 0.0) == 1
+    assert store.reward(second.name, 0.0) == 1
 
 
 def test_a_rewarded_session_that_is_dropped_is_a_part_all_the_same(gateway):
     store = gateway(timeout_s=6000)
     first, second = begun(store, size=2), begun(store, size=2)
     rewarded(store, first)
-    store.drop(first)
+    store.drop(first.name)
     assert waits_s(store, first) > 3000
     assert rewarded(store, second) == 1
 
@@ -464,13 +564,13 @@ def test_a_rewarded_session_that_is_dropped_is_a_part_all_the_same(gateway):
 def test_a_reward_that_broke_off_is_repeated_also_after_a_drop(gateway, monkeypatch):
     store = gateway()
     opened = store.open("p", size=1, wait_s=0)
-    session = store.read(opened.id, opened.secret)
+    session = store.read(opened.name)
     store.append(session, turn())
     with monkeypatch.context() as patch, suppress(Death):
         patch.setattr(ExperienceStream, "put_part", die)
-        store.reward(session, 1.0)
-    store.drop(session)
-    assert store.reward(store.read(opened.id, opened.secret), 1.0) == 1
+        store.reward(session.name, 1.0)
+    store.drop(session.name)
+    assert store.reward(session.name, 1.0) == 1
 
 
 def test_no_session_joins_a_group_that_has_ended(gateway):
@@ -514,11 +614,11 @@ def test_a_group_that_lacks_a_dropped_session_waits_for_nothing_else(gateway, dr
     store = gateway(timeout_s=6000)
     first, second = (begun(store, size=2, least=1) for _ in range(2))
     if dropped_first:
-        store.drop(second)
+        store.drop(second.name)
         rewarded(store, first)
     else:
         rewarded(store, first)
-        store.drop(second)
+        store.drop(second.name)
     assert waits_s(store, first) <= 31
     raw(store, "ZADD", "part_due", "XX", 1, first.group)
     stream_of(store)._parts.finish_due()
@@ -529,7 +629,7 @@ def test_a_group_that_a_session_may_join_yet_waits_for_it(gateway):
     store = gateway(timeout_s=6000)
     first, second = (begun(store, size=3) for _ in range(2))
     rewarded(store, first)
-    store.drop(second)
+    store.drop(second.name)
     assert waits_s(store, first) > 3000
     assert begun(store, size=3).group == first.group
 
@@ -542,11 +642,11 @@ def test_sessions_of_a_task_that_was_cleared_are_gone(gateway):
     for use in (
         lambda: store.append(session, turn(0)),
         lambda: store.append(session, session_turn(store, session)),
-        lambda: store.reward(session, 1.0),
+        lambda: store.reward(session.name, 1.0),
     ):
         with pytest.raises(UnknownSession):
             use()
-    store.drop(session)
+    store.drop(session.name)
     again = begun(store, size=2)
     assert (again.index, again.group != session.group) == (0, True)
 
@@ -572,14 +672,14 @@ def session_turn(store: SessionStore, session: Session) -> Turn:
 def test_a_damaged_session_is_an_error(gateway, field, value):
     store = gateway()
     opened = store.open("p", size=1, wait_s=0)
-    session = store.read(opened.id, opened.secret)
+    session = store.read(opened.name)
     store.append(session, turn())
     if field == "size":
         head = msgspec.msgpack.decode(raw(store, "HGET", f"session:{session.name}", "head"))
         field, value = "head", msgspec.msgpack.encode(head | {field: value})
     raw(store, "HSET", f"session:{session.name}", field, value)
     with pytest.raises((StoreError, UnknownSession)):
-        store.read(opened.id, opened.secret)
+        store.read(opened.name)
 
 
 def test_a_script_that_runs_again_does_nothing_more(gateway):
@@ -598,7 +698,7 @@ def test_a_script_that_runs_again_does_nothing_more(gateway):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store._task.store, "call", twice)
         sessions = [begun(store, size=3) for _ in range(2)]
-        store.drop(sessions[1])
+        store.drop(sessions[1].name)
     assert [type(each).__name__ for each in opens].count("OpenSession") == 4
     assert [session.index for session in sessions] == [0, 1]
     counts = raw(store, "HMGET", f"gathering:{sessions[0].group}", "next", "open", "dropped")
@@ -634,7 +734,7 @@ class Agents:
 
     def some(self) -> tuple[str, Session]:
         opened = self.open[self.dice.choice(list(self.open))]
-        return opened.id, self.store.read(opened.id, opened.secret)
+        return opened.id, self.store.read(opened.name)
 
     def step(self) -> None:
         steps = [self.begin] * 4 + [self.train]
@@ -668,22 +768,22 @@ class Agents:
                 patch.setattr(ExperienceStream, "put_part", die)
             elif dies_after:
                 patch.setattr(Producer, "put", die)
-            self.store.reward(session, 1.0)
+            self.store.reward(session.name, 1.0)
         if dies_before and dies_after:  # the agent dies, too
             del self.turns[name]
         else:
-            self.store.reward(session, 1.0)
+            self.store.reward(session.name, 1.0)
 
     def drop(self) -> None:
         name, session = self.some()
-        self.store.drop(session)
-        self.store.drop(session)
+        self.store.drop(session.name)
+        self.store.drop(session.name)
         del self.open[name], self.turns[name]
 
     def fall_silent(self) -> None:
         _, session = self.some()
         for name, opened in list(self.open.items()):
-            found = self.store.read(opened.id, opened.secret)
+            found = self.store.read(opened.name)
             if found.group == session.group:
                 silence(self.store, found)
                 del self.open[name], self.turns[name]
@@ -751,7 +851,7 @@ def test_sessions_are_used_through_gateways_at_a_cluster(
             session = begun(one)
             one.append(session, turn())
             assert rewarded(other, session) == 1
-            one.drop(session)
+            one.drop(session.name)
             check_books(other)
 
 

@@ -583,7 +583,7 @@ def test_sessions(compare):
         scene.stream.advance(7)
         store = SessionStore(scene.stream, timeout_s=600)
         opened = [store.open(f"p{n // 3}", size=3, wait_s=5) for n in range(scene.size)]
-        first, second, third = (store.read(each.id, each.secret) for each in opened[:3])
+        first, second, third = (store.read(each.name) for each in opened[:3])
         for number in range(scene.size // 4):
             store.append(first, turn(number - 1))
 
@@ -591,10 +591,10 @@ def test_sessions(compare):
             store.open("new", size=2, wait_s=5)
             store.append(first, turn())
             store.append(second, turn())
-            store.read(opened[0].id, opened[0].secret)
-            store.reward(first, 1.0)
-            store.reward(second, 1.0)
-            store.drop(third)
+            store.read(opened[0].name)
+            store.reward(first.name, 1.0)
+            store.reward(second.name, 1.0)
+            store.drop(third.name)
 
         scene.note_each(use)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
 from redrb.errors import ConfigError
 from redrb.watch.state.reader import StateReader
-from tests.chat_server import END, MODEL, ChatBackend, text_of
+from tests.chat_server import END, MODEL, ChatBackend, Record, text_of
 from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
 
@@ -128,37 +129,6 @@ def tool_results(message: dict[str, Any], text: str) -> list[dict[str, Any]]:
         {"role": "tool", "tool_call_id": call["id"], "content": text}
         for call in message.get("tool_calls") or ()
     ]
-
-
-class Record:
-    """What the server has sampled, by its tokens from the prompt on."""
-
-    def __init__(self, server: ChatBackend) -> None:
-        self.samples = list(server.samples)
-
-    def check(self, items: list[Any]) -> int:
-        """Check the samples of a session against the record; return the number of turns found.
-
-        Each run of trained tokens must be what the server sampled after exactly the tokens before.
-        """
-        found = 0
-        for item in items:
-            tokens, actions = item.sequences.tolist(), len(item.action_mask)
-            mask = [False] * (len(tokens) - actions) + item.action_mask.tolist()
-            log_probs = [0.0] * (len(tokens) - actions) + item.action_log_probs.tolist()
-            versions = [-1] * (len(tokens) - actions) + item.token_versions.tolist()
-            for sample in self.samples:
-                begin, end = len(sample.prompt), len(sample.prompt) + len(sample.tokens)
-                whole = [*sample.prompt, *sample.tokens]
-                if tokens[:end] != whole or not all(mask[begin:end]):
-                    continue
-                found += 1
-                assert log_probs[begin:end] == pytest.approx(sample.log_probs, abs=1e-6)
-                labels = [int(each.split("-")[1]) for each in sample.labels]
-                assert versions[begin:end] == labels
-                mask[begin:end] = [False] * (end - begin)
-            assert not any(mask)
-        return found
 
 
 @pytest.mark.parametrize("sessions", [30, pytest.param(200, marks=pytest.mark.slow)])
@@ -428,6 +398,139 @@ def test_sessions_need_the_token(server, client, stream, publish, namespace):
         assert HTTP.post(url, json={"prompt": "p"}, headers=right).status_code == 201
 
 
+def test_a_request_for_a_session_with_a_key_may_be_repeated(
+    server, client, stream, publish, namespace
+):
+    body, headers = {"prompt": "p", "group_size": 2}, {"idempotency-key": "0123456789abcdef"}
+    with (
+        GatewayThread(client, server.url, namespace=namespace) as one,
+        GatewayThread(client, server.url, namespace=namespace, token="s3cret") as other,
+    ):
+
+        def begun(**changes: Any) -> str:
+            reply = HTTP.post(f"{one.url}/sessions", json=body | changes, headers=headers)
+            assert reply.status_code == 201, reply.text
+            return str(reply.json()["url"])
+
+        url = begun()
+        assert begun() == url != begun(prompt="q")
+        session = url.removesuffix("/v1")
+        asked(session, [user("1")])
+        rewarded(session)
+        assert begun() == url  # until it expires: a late repetition begins nothing
+        second = opened(one.url, group_size=2)
+        asked(second, [user("2")])
+        rewarded(second)
+        assert len(stream.take(1, timeout=20).items()) == 2
+        headers["authorization"] = "Bearer s3cret"  # of whom has another token, it is another one
+        reply = HTTP.post(f"{other.url}/sessions", json=body, headers=headers)
+        assert reply.json()["url"].rpartition("/s/")[2] != url.rpartition("/s/")[2]
+        for wrong in ("short", "a" * 15, "a" * 201):
+            url = f"{one.url}/sessions"
+            assert "guess" in failed(400, url, body, headers={"idempotency-key": wrong})
+
+
+def test_whoever_goes_after_another_request_has_found_the_session_leaves_it(
+    gateway, server, stream, monkeypatch
+):
+    began, go = threading.Event(), threading.Event()
+    dropped = threading.Event()
+    store = gateway.gateway._store
+    opening, dropping = store.open, store.drop
+
+    def slow(*given: Any, **options: Any) -> Any:
+        found = opening(*given, **options)
+        if found.is_new:
+            began.set()
+            assert go.wait(30)
+        return found
+
+    def drop(name: str, **options: Any) -> None:
+        dropping(name, **options)
+        dropped.set()
+
+    monkeypatch.setattr(store, "open", slow)
+    monkeypatch.setattr(store, "drop", drop)
+    request: dict[str, Any] = {
+        "json": {"prompt": "p"},
+        "headers": {"idempotency-key": "0123456789abcdef"},
+    }
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(f"{gateway.url}/sessions", **request, timeout=1)
+    assert began.wait(30)
+    url = HTTP.post(f"{gateway.url}/sessions", **request).json()["url"]
+    go.set()
+    assert dropped.wait(30)
+    assert HTTP.get(f"{url}/models").status_code == 200
+
+
+def test_a_turn_whose_agent_has_gone_is_stored_for_its_repetition(gateway, server, stream):
+    session = opened(gateway.url)
+    server.step_s = 0.1
+    url, body = f"{session}/v1/chat/completions", {"model": MODEL, "messages": [user("1")]}
+    body |= {"max_tokens": 8, "stop_token_ids": [END]}
+    with pytest.raises(httpx.ReadTimeout):
+        HTTP.post(url, json=body, timeout=0.15)
+    reply = HTTP.post(url, json=body)
+    assert reply.status_code == 200
+    rewarded(session)
+    [[item]] = stream.take(1, timeout=20).groups()
+    assert Record(server).check([item]) == 1
+    assert reply.json()["usage"]["completion_tokens"] == int(item.action_mask.sum())
+
+
+def test_of_edited_histories_that_come_together_one_is_kept_where_none_may_branch(
+    server, client, stream, publish, namespace
+):
+    with (
+        GatewayThread(client, server.url, namespace=namespace, on_edited="error") as gateway,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        session = opened(gateway.url)
+        server.step_s = 0.3
+        url = f"{session}/v1/chat/completions"
+        bodies = [{"model": MODEL, "messages": [user(each)], "max_tokens": 2} for each in "12"]
+        replies = list(pool.map(lambda body: HTTP.post(url, json=body), bodies))
+        assert sorted(each.status_code for each in replies) == [200, 409]
+        assert len(server.samples) == 2  # both were sampled, and no turn was there yet
+        [refused] = [each for each in replies if each.status_code == 409]
+        assert "--on-edited branch" in refused.json()["error"]["message"]
+        assert refused.headers["x-should-retry"] == "false"
+        rewarded(session)
+    assert len(stream.take(1, timeout=20).items()) == 1
+
+
+def test_behind_a_proxy_sessions_have_its_address(server, client, stream, publish, namespace):
+    public = "https://gateway.example/agents/"
+    with GatewayThread(client, server.url, namespace=namespace, public_url=public) as gateway:
+        reply = HTTP.post(f"{gateway.url}/sessions", json={"prompt": "p"})
+        url = str(reply.json()["url"])
+        assert url.startswith("https://gateway.example/agents/s/")
+        asked(f"{gateway.url}/s/{url.split('/')[-2]}", [user("1")])
+
+
+def test_a_gateway_is_served_at_ipv6(server, client, stream, publish, namespace):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        one = GatewayProcess(server.redis_url, server.url, "--host", "::1", namespace=namespace)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert one.url.startswith("http://[::1]:")
+    session = opened(one.url)
+    assert session.startswith(one.url)
+    asked(session, [user("1")])
+    evil = HTTP.post(f"{one.url}/sessions", json={"prompt": "p"}, headers={"host": "evil.example"})
+    assert evil.status_code == 400
+    assert resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)[0] >= min(hard, 4096)
+    assert one.end() == (0, "")
+
+
 def test_pages_of_other_sites_open_nothing(gateway):
     reply = HTTP.post(f"{gateway.url}/sessions", content='{"prompt": "p"}')  # text/plain, as a form
     assert reply.status_code == 415
@@ -436,7 +539,7 @@ def test_pages_of_other_sites_open_nothing(gateway):
 def test_without_weights_or_rights_a_session_is_to_be_asked_for_later(
     server, client, namespace, monkeypatch
 ):
-    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 0.3)
+    monkeypatch.setattr("redrb.gateway.limits.WAIT_S", 0.3)
     settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
     with (
         ExperienceStream(client, "agents", namespace=namespace, **settings) as stream,
@@ -594,6 +697,14 @@ def test_the_command_asks_for_a_token_where_others_reach_it(server, run):
     status, _, errors = run("gateway", *arguments, "--host", "0.0.0.0", "--port", 0)
     assert status == 2
     assert "REDRB_GATEWAY_TOKEN" in errors
+    public = ("--port", 0, "--public-url")
+    status, _, errors = run("gateway", *arguments, *public, "https://gateway.example")
+    assert status == 2
+    assert "REDRB_GATEWAY_TOKEN" in errors
+    for wrong in ("gateway.example", "ftp://gateway.example", "https://", "http://[::1"):
+        status, _, errors = run("gateway", *arguments, *public, wrong)
+        assert status == 2
+        assert "--public-url" in errors
     status, _, errors = run("gateway", *arguments, "--port", 0)
     assert status == 2
     assert "agents" in errors  # there is no such task yet
@@ -611,8 +722,8 @@ def test_a_session_lives_as_long_as_its_turn(server, client, stream, publish, na
 def test_sessions_that_wait_to_begin_delay_no_reward(
     server, client, publish, namespace, monkeypatch
 ):
-    monkeypatch.setattr("redrb.gateway.app.MOST_CALLS", 1)
-    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 3.0)
+    monkeypatch.setattr("redrb.gateway.limits.MOST_CALLS", 1)
+    monkeypatch.setattr("redrb.gateway.limits.WAIT_S", 3.0)
     settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
     with (
         ExperienceStream(client, "agents", namespace=namespace, **settings),
@@ -667,8 +778,8 @@ def test_whoever_goes_while_a_right_is_waited_for_leaves_no_session(
         assert gone.wait(30)
         return opening(*given, **options)
 
-    def drop(session: Any) -> None:
-        dropping(session)
+    def drop(name: str, **options: Any) -> None:
+        dropping(name, **options)
         dropped.set()
 
     monkeypatch.setattr(store, "open", left)
@@ -701,13 +812,13 @@ def test_the_body_of_an_unknown_session_is_not_waited_for(gateway):
 
 def test_all_bodies_have_a_bound_together(gateway, server, monkeypatch):
     session = opened(gateway.url)
-    monkeypatch.setattr("redrb.gateway.app.ALL_BYTES", 1000)
+    monkeypatch.setattr("redrb.gateway.limits.ALL_BYTES", 1000)
     body = {"model": MODEL, "messages": [user("1" * 300)], "max_tokens": 2}
     with sent(session, "/v1/messages", b"1" * 900):
-        while gateway.gateway._held != 900:
+        while gateway.gateway._bodies.held != 900:
             time.sleep(0.01)
         assert "again" in failed(503, f"{session}/v1/chat/completions", body)
-    while gateway.gateway._held:  # a body that breaks off holds nothing
+    while gateway.gateway._bodies.held:  # a body that breaks off holds nothing
         time.sleep(0.01)
     assert asked(session, [user("1" * 300)])
 

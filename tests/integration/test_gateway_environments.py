@@ -164,7 +164,7 @@ def test_a_cancelled_session_is_dropped(url, stream):
 
 
 def test_a_session_waits_for_the_first_weights(server, stream, namespace, monkeypatch):
-    monkeypatch.setattr("redrb.gateway.app.WAIT_S", 0.01)
+    monkeypatch.setattr("redrb.gateway.limits.WAIT_S", 0.01)
 
     async def work(gateway: GatewayClient) -> None:
         waiting = asyncio.create_task(one_turn(gateway, "p"))

@@ -165,13 +165,13 @@ def test_sessions(user):
     with SessionStore(stream, timeout_s=600) as sessions:
         first = sessions.open("p", size=3, wait_s=5)
         opened = user.check("session/open", lambda: sessions.open("p", size=3, wait_s=5))
-        stored = sessions.read(first.id, first.secret)
-        assert user.check("session/use", lambda: sessions.read(first.id, first.secret)) == stored
+        stored = sessions.read(first.name)
+        assert user.check("session/use", lambda: sessions.read(first.name)) == stored
         added = user.check("session/append", lambda: sessions.append(stored, turn()))
-        assert sessions.read(first.id, first.secret).turns == [added]
-        session = sessions.read(opened.id, opened.secret)
+        assert sessions.read(first.name).turns == [added]
+        session = sessions.read(opened.name)
         assert session.index == 1
-        user.check("session/drop", lambda: sessions.drop(session))
+        user.check("session/drop", lambda: sessions.drop(session.name))
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "error"])

@@ -112,11 +112,11 @@ def test_a_gateway(log_in, store, namespace, refused):
     stream.advance(7)
     with SessionStore(stream, timeout_s=60) as sessions:
         opened = [sessions.open("p", size=2, wait_s=5) for _ in range(3)]
-        found = [sessions.read(each.id, each.secret) for each in opened]
+        found = [sessions.read(each.name) for each in opened]
         for session in found[:2]:
             sessions.append(session, turn())
-            sessions.reward(session, 1.0)
-        sessions.drop(found[2])
+            sessions.reward(session.name, 1.0)
+        sessions.drop(found[2].name)
     assert task_stats(store, "math", namespace=namespace, group="default").ledger.put == 1
     assert refused() == set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ import pytest
 
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.watch.groups.choice import Choice
+from redrb.watch.page import server
 from redrb.watch.page.app import make_app
 from redrb.watch.page.feed import MOST_PAGES, Feed, encoded
 from redrb.watch.page.groups import MOST_BODY, MOST_BYTES, Letters, TaskGroups, fitting
@@ -402,3 +404,23 @@ def test_the_page_asks_no_other_host() -> None:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in text.replace("// ", ""), path.name
         assert "innerHTML" not in text
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "now"),
+    [(100, 5000, 3000), (100, resource.RLIM_INFINITY, 3000), (100, 2000, 2000), (4000, 5000, 0)]
+    + [(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 0)],
+)
+def test_a_server_may_open_a_file_for_each_connection(
+    soft: int,
+    hard: int,
+    now: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    allowed: list[tuple[int, int]] = []
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(server.resource, "setrlimit", lambda _, pair: allowed.append(pair))
+    server._allow_files(3000)
+    assert allowed == ([(now, hard)] if now else [])
+    assert ("raise the hard limit to 3000" in caplog.text) == (now == 2000)

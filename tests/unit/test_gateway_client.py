@@ -75,11 +75,20 @@ def test_a_session_is_asked_for_again_after_the_pause_that_the_gateway_wants(run
     assert (body["prompt"], body["group_size"], body["least"]) == ("p", 2, None)
 
 
-def test_a_session_that_may_have_been_opened_is_not_asked_for_again(run):
-    gateway = Gateway(LOST, OPENED)
-    with pytest.raises(EngineError, match="ReadError"):
-        run(gateway, one_reward)
-    assert gateway.asked == ["POST /sessions"]
+def test_a_session_that_may_have_been_opened_is_asked_for_with_the_same_key(run):
+    async def work(client: GatewayClient) -> None:
+        await one_reward(client)
+        await one_reward(client)
+
+    reward = httpx.Response(200, json={})
+    gateway = Gateway(LOST, AGAIN, OPENED, reward, LOST, OPENED)
+    run(gateway, work)
+    one, two = ["POST /sessions"] * 3, ["POST /sessions"] * 2
+    assert gateway.asked == [*one, "POST /s/1.secret/reward", *two, "POST /s/1.secret/reward"]
+    keys = [each.headers.get("idempotency-key") for each in gateway.requests]
+    assert keys == [*keys[:1] * 3, None, *keys[4:5] * 2, None]
+    assert len(set(keys)) == 3
+    assert all(len(each) >= 32 for each in keys if each)
 
 
 def test_a_reward_and_a_turn_are_sent_again(run):

@@ -2,11 +2,13 @@
 --
 -- The hash session:<digest> holds `head`, a record packed with cmsgpack: `id`; `group`, the key of the group
 -- in parts, and `index`, `size`, `least` and `bury` of the part; `prompt`; `tags`, as JSON; `series` and
--- `right`, the right of the group, '' if it has none; `place`, and `incarnation` of the task. It holds
+-- `right`, the right of the group, '' if it has none; `opener`, a name of the request that began it; `place`,
+-- and `incarnation` of the task. It holds
 -- `turns` and `bytes`, their number and size; each turn by its index; "request <digest>", the index of the
 -- turn that answers it; "child <index>", the newest turn that goes on from a turn, and "path <index>", the
 -- tokens up to its end; `samples` and `tokens`, the number of turns that none goes on from, and the tokens of
--- all their paths; `over`, if the session gets no more turns. The name is a digest of the session's secret.
+-- all their paths; `over`, if the session gets no more turns; `shared`, if equal requests have found it. The
+-- name is a digest of the session's secret.
 --
 -- gathering:<group> holds of a group: `incarnation`, `series`, `right` and `tags`; `next`, sessions that
 -- began; `dropped` of them; and `open`, those that are neither dropped nor over. filling:<place> has the key

@@ -23,6 +23,9 @@ local child, before = string.format('child %d', ask.parent), string.format('path
 local known, size = numbers(session, 'turns', 'bytes', 'samples', 'tokens', before), #ARGV[2]
 local path = known[5] + ask.tokens
 local begins = ask.parent < 0 or redis.call('HEXISTS', session, child) == 1 -- one more sample
+if begins and known[1] > 0 and not ask.may_branch then
+  return {cmsgpack.pack('edited')}
+end
 local samples, tokens = begins and 1 or 0, begins and path or ask.tokens
 if known[1] >= ask.most_turns or known[2] + size > ask.most_bytes or
   known[3] + samples > ask.most_samples or known[4] + tokens > ask.most_tokens then

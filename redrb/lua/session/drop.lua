@@ -1,5 +1,6 @@
--- Delete a session that is not over: a reward that is repeated needs the turns. If the group has no other
--- session, its right returns.
+-- Delete a session that is not over: a reward that is repeated needs the turns. One that nobody has been told
+-- of is deleted only while no other request has begun it, too. If the group has no other session, its right
+-- returns.
 -- KEYS[1] stream
 -- ARGV    the call `DropSession` of redrb/gateway/calls.py
 -- Returns its reply. Repeated, it does nothing a second time.
@@ -10,7 +11,8 @@ begin_writing()
 local ask = cmsgpack.unpack(ARGV[1])
 local session = key('session', ask.session)
 local head = head_of(session)
-if not head or redis.call('HEXISTS', session, 'over') == 1 then
+if not head or redis.call('HEXISTS', session, 'over') == 1 or
+  ask.untold and redis.call('HEXISTS', session, 'shared') == 1 then
   return cmsgpack.pack('dropped')
 end
 redis.call('DEL', session)

@@ -1,4 +1,5 @@
--- Begin a session as the next part of the group that its prompt fills, or of a new group.
+-- Begin a session as the next part of the group that its prompt fills, or of a new group; or find the one
+-- that an equal request has begun.
 -- KEYS[1] stream
 -- ARGV    the call `OpenSession` of redrb/gateway/calls.py
 -- Returns its reply. Repeated, it begins no second session.
@@ -12,7 +13,9 @@ if not rule.exists or rule.incarnation ~= ask.incarnation then
 end
 local session, filling = key('session', ask.session), key('filling', ask.head.place)
 local head = head_of(session)
-if not head then
+if head and head.opener ~= ask.head.opener then
+  redis.call('HSET', session, 'shared', 1)
+elseif not head then
   local group = redis.call('GET', filling)
   local found = group and redis.call('HMGET', key('gathering', group), 'incarnation', 'series', 'right',
     'tags')
@@ -40,5 +43,5 @@ if not head then
   end
 end
 renew(session, head, ask.ttl_ms)
-return cmsgpack.pack({outcome = 'open', version = rule.version,
+return cmsgpack.pack({outcome = 'open', version = rule.version, is_new = head.opener == ask.head.opener,
   keeps_right = ask.right ~= '' and head.right == ask.right and head.series == ask.series})

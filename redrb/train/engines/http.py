@@ -58,7 +58,7 @@ class JsonClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url={url!r:.80}: give the address of a server, http://host:port.")
-        self.where = f"{parts.scheme}://{parts.hostname}:{parts.port or ''}".rstrip(":")
+        self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         require_package("httpx", extra="engines")
         import httpx
 

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from redrb.words import is_loopback
+
 TOKEN_HEADER = "X-Redrb-Token"  # noqa: S105 (a name, no secret)
 
 _HEADERS = {
@@ -57,7 +59,7 @@ class Guard:
 
 def hosts_of(host: str, port: int) -> frozenset[str]:
     """Return the values of the header Host for a loopback address; empty for any other address."""
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    if not is_loopback(host):
         return frozenset()
     names = ("127.0.0.1", "localhost", "[::1]")
     ports = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers leave out port 80

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -14,10 +16,17 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from redrb.errors import ConfigError
+from redrb.words import bracketed
 
 MOST_CONNECTIONS = 256
 """Most open connections of the page. Another one closes the oldest without a request; if all have
 one, requests get status 503."""
+
+
+OTHER_FILES = 2048
+"""Open files beside connections: those to Redis and to inference servers, among others."""
+
+_log = logging.getLogger("redrb")
 
 
 class Beside(Protocol):
@@ -41,7 +50,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"this cannot be served at {host}:{port}: {error.strerror}. Choose another --port."
+            f"this cannot be served at {bracketed(host)}:{port}: {error.strerror}. Choose another "
+            "--port."
         ) from error
     return listening
 
@@ -64,6 +74,7 @@ async def serve(
         grace_s: Seconds that requests get to end.
         idle_s: Seconds after which a connection without a request is closed.
     """
+    _allow_files(connections + OTHER_FILES)
     server = _Server(
         uvicorn.Config(
             app,
@@ -93,6 +104,22 @@ async def serve(
     await asyncio.wait({running}, timeout=grace_s)  # its caller closes what it uses
     if running.done() and not running.cancelled():
         running.result()  # raises what ended it
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many files, or as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        _log.warning(
+            "this process may open %d files, which is too few for as many connections as it may "
+            "have: raise the hard limit to %d, as `ulimit -Hn` does.",
+            most,
+            count,
+        )
 
 
 class _Connection(H11Protocol):
