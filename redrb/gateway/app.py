@@ -372,12 +372,12 @@ def _longest(session: Session, ask: Ask) -> tuple[int, int, bytes]:
 
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error in the protocol's form."""
-    status, text = 503, str(error)
+    status, text, pause = 503, str(error), "5"
     match error:
         case Refused():
             status = error.status
         case AdmissionTimeout():
-            pass
+            pause = "0"  # it has waited
         case HTTPException():
             status, text = error.status_code, error.detail
         case UnknownSession():
@@ -392,5 +392,5 @@ def _failed(request: Request, error: Exception) -> Response:
             _log.warning("a request gets status 503: %s", error)
             text = _BUSY
     # OpenAI's and Anthropic's SDKs would repeat a request with status 409
-    headers = {503: {"retry-after": "5"}, 409: {"x-should-retry": "false"}}.get(status)
+    headers = {503: {"retry-after": pause}, 409: {"x-should-retry": "false"}}.get(status)
     return JSONResponse(error_of(request.url.path, status, text), status, headers)
