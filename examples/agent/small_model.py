@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-STEPS = 300
+STEPS = 140
 LARGEST = 9
 QUESTION = "What is {a} * {b}?\nUse the calculator, then put the final answer in \\boxed{{}}."
 CHAT = (
@@ -67,6 +67,7 @@ def batch(words, numbers, size):
 
 
 def main():
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     words, numbers = tokenizer(), random.Random(0)
     config = Qwen2Config(

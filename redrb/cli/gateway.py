@@ -12,7 +12,7 @@ from redrb.options import variable_of
 
 PORT = 8123
 
-HOST = "127.0.0.1"
+_LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def add_to(commands: Commands) -> None:
@@ -32,7 +32,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--model", help="the model's name at vLLM (default: its first)")
     parser.add_argument(
         "--host",
-        default=HOST,
+        default=_LOOPBACK[0],
         help="address that it is served at (default: 127.0.0.1, for this machine only); with "
         f"another one {variable_of('gateway_token')} must hold a token, which opens sessions",
     )
@@ -60,11 +60,10 @@ def _run(options: argparse.Namespace) -> int:
     require_package("starlette", extra="dashboard")
     require_package("uvicorn", extra="dashboard")
     from redrb.environment import variable
-    from redrb.gateway.serving import LOOPBACK
     from redrb.watch.page.server import bound_socket
 
     token = variable(variable_of("gateway_token")) or ""
-    if options.host not in LOOPBACK and not token:
+    if options.host not in _LOOPBACK and not token:
         raise ConfigError(
             f"--host {options.host} is reached by other machines: set "
             f"{variable_of('gateway_token')} to a token, which whoever opens sessions sends."
@@ -77,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
 async def _serve(options: argparse.Namespace, listening: socket.socket, token: str) -> None:
     from redrb.cli.output import show
     from redrb.connection import connect
+    from redrb.gateway.app import Gateway
     from redrb.gateway.chat import ChatServer
     from redrb.gateway.serving import serve_gateway
     from redrb.gateway.store import SessionStore
@@ -96,5 +96,8 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
     ):
         chat = await ChatServer.open(options.engine, options.model)
         weights = EngineWeights(client, options.weights, chat.engine, **names)
-        given = {"host": options.host, "token": token, "on_edited": options.on_edited}
-        await serve_gateway(store, chat, weights, stream.worker, listening, ready, **given)
+        gateway = Gateway(
+            store, chat, weights, stream.worker, token=token, on_edited=options.on_edited
+        )
+        hosts = _LOOPBACK if options.host in _LOOPBACK else ("*",)
+        await serve_gateway(gateway, chat, weights, listening, hosts=hosts, ready=ready)

@@ -139,13 +139,15 @@ class AgentRecipeMaker(Entered):
         self, chat: ChatServer, listening: socket.socket, stopping: asyncio.Task[Any]
     ) -> None:
         """Serve the agents' requests until the agents have ended, or are to end."""
+        from redrb.gateway.app import Gateway
         from redrb.gateway.serving import serve_gateway
 
         recipe, over, token = self._recipe, asyncio.Event(), secrets.token_urlsafe(32)
         weights = ServedWeights(self._client, recipe, chat.engine, self.fail)
         self._report = EpisodeReport(self, weights, recipe.prompts_per_step, self._write)
-        gateway = (self._store, chat, weights, self._worker, listening, lambda: None)
-        serving = asyncio.create_task(serve_gateway(*gateway, token=token, stopped=over))
+        gateway = Gateway(self._store, chat, weights, self._worker, token=token)
+        parts = (gateway, chat, weights, listening)
+        serving = asyncio.create_task(serve_gateway(*parts, hosts=["127.0.0.1"], stopped=over))
         renewing = asyncio.create_task(self._renew())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with JobEnd(weights, (), self._stop).watching():

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +90,9 @@ class OneFails(Agents):
         return reward
 
 
-def of(kind: type[AgentRecipe], server: ChatBackend, namespace: str, **settings: Any) -> AgentRecipe:
+def of(
+    kind: type[AgentRecipe], server: ChatBackend, namespace: str, **settings: Any
+) -> AgentRecipe:
     return kind(namespace=namespace, worker="maker-1", engine_url=server.url, **settings)
 
 
@@ -150,6 +151,143 @@ def test_an_agent_that_raises_costs_its_session(
     assert len([each for each in events if each["event"] == "put"]) == (2 if least else 0)
 
 
+JOB = """
+from redrb.recipe import AgentRecipe, agent_maker
+
+agent_maker.SESSION_S = 3.0
+
+
+class Job(AgentRecipe):
+    group_size = 3
+    prompts_per_step = 2
+    max_new_tokens = 6
+    device = "cpu"
+    weights_dtype = "float32"
+
+    def model(self):
+        return "tiny"
+
+    def prompts(self):
+        return [{"question": str(number)} for number in range(9)]
+
+    async def agent(self, prompt, session):
+        messages = [{"role": "user", "content": prompt["question"]}]
+        for _ in range(2):
+            messages += [await session.chat(messages), {"role": "user", "content": "7"}]
+        return float(len(messages[-2]["content"]))
+"""
+
+RIGHTS = 8
+"""Groups that may be begun at a version: those of two."""
+
+
+class MakerProcess:
+    """The command `redrb-maker`, which can be killed."""
+
+    def __init__(self, server: ChatBackend, namespace: str, worker: str) -> None:
+        Path("job.py").write_text(JOB)
+        words = ["job.py", "--url", server.redis_url, "--engine-url", server.url]
+        words += ["--namespace", namespace, "--worker", worker]
+        command = [sys.executable, "-m", "redrb.cli.processes.maker", *words]
+        self.popen = warm.Popen(
+            command,
+            env=child_environment(without=PREFIX),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, number: signal.Signals) -> str:
+        """Send a signal, and return what it has written to stderr."""
+        self.popen.send_signal(number)
+        return self.popen.communicate(timeout=60)[1]
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    """The task of the job, with rights for `RIGHTS` groups and the first weights."""
+    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": RIGHTS // 2}
+    trainer = Broadcast(client, namespace, "job", [])
+    trainer.push({"actor": tiny_model(1)}, fully=True, lora_only=False)
+    with ExperienceStream(client, "job", namespace=namespace, **settings) as stream:
+        stream.join_group()
+        stream.advance(1)
+        yield stream
+
+
+def test_a_killed_maker_loses_and_repeats_no_group(server, stream, namespace):
+    server.stands_from = 2 * 3 * 4 + 1  # after four groups of two turns
+    first = MakerProcess(server, namespace, "maker-1")
+    try:
+        with stream.take(3, timeout=60) as lease:
+            lease.release()
+        server.until_standing(1)
+    finally:
+        first.end(signal.SIGKILL)
+    server.stands_from = None
+    second = MakerProcess(server, namespace, "maker-2")
+    try:
+        with stream.take(RIGHTS, timeout=60) as lease:
+            groups = lease.groups()
+    finally:
+        errors = second.end(signal.SIGTERM)
+    assert second.popen.returncode == 0, errors
+    assert [len(group) for group in groups] == [3] * RIGHTS
+    sampled = {tuple(each.prompt + each.tokens) for each in server.samples}
+    items = [item for group in groups for item in group]
+    assert len({item.extras["session"] for item in items}) == 3 * RIGHTS
+    assert all(tuple(item.sequences.tolist()) in sampled for item in items)
+    stats = stream.stats()
+    assert (stats.ledger.balanced, stats.ledger.put, stats.ledger.acked) == (True, RIGHTS, RIGHTS)
+    assert stats.admission.held == 0
+
+
+def test_a_maker_that_is_asked_to_end_drops_its_sessions(server, stream, namespace):
+    server.stands_from = 0
+    maker = MakerProcess(server, namespace, "maker-1")
+    try:
+        server.until_standing(1)
+        assert stream.stats().admission.held > 0
+        began = time.monotonic()
+    finally:
+        errors = maker.end(signal.SIGTERM)
+    assert time.monotonic() - began < 15
+    assert (maker.popen.returncode, "Traceback" in errors) == (0, False), errors
+    stats = stream.stats()
+    assert (stats.admission.held, stats.ledger.put, stats.ledger.balanced) == (0, 0, True)
+
+
+def test_a_maker_ends_with_its_job_while_it_waits_for_a_right(server, client, stream, namespace):
+    maker = MakerProcess(server, namespace, "maker-1")
+    try:
+        stream.take(RIGHTS, timeout=60).ack()  # it waits for the next version now
+        trainer = Broadcast(client, namespace, "job", [])
+        trainer.end_job("it is enough", None)
+        errors = maker.popen.communicate(timeout=60)[1]
+    finally:
+        maker.popen.kill()
+    assert maker.popen.returncode == 0, errors
+    assert "has ended the job: it is enough" in errors
+
+
+def test_a_new_agent_runs_and_its_trainer_trains(server, namespace, folder):
+    assert cli.main(["new", "agent", "sums.py", "--model", MODEL]) == 0
+    words = ["sums.py", "--url", server.redis_url, "--engine-url", server.url, "--out", "out"]
+    words += ["--namespace", namespace, "--makers", "1", "--steps", "3", "--device", "cpu"]
+    words += ["--group-size", "2", "--groups", "2", "--prompts-per-step", "2", "--largest", "3"]
+    words += ["--max-new-tokens", "4", "--most-turns", "2", "--mixed-precision", "no"]
+    command = [sys.executable, "-m", "redrb.cli", "run", *words]
+    done = subprocess.run(
+        command, env=child_environment(without=PREFIX), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (folder / "out" / "trainer.jsonl").read_text().splitlines()
+    steps = [each for each in map(json.loads, lines) if each["event"] == "step"]
+    assert [each["step"] for each in steps] == [1, 2, 3]
+    assert all(each["reward"] == 0 for each in steps)  # it has no letters to write a box
+    assert all(each["samples"] >= 4 for each in steps)
+
+
 class Asks(Agents):
     """Does what a test asks for, once."""
 
@@ -168,9 +306,7 @@ def asks(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ASKED", what)
 
 
-def test_any_client_samples_by_the_url_even_one_that_blocks(
-    server, client, namespace, monkeypatch
-):
+def test_any_client_samples_by_the_url_even_one_that_blocks(server, client, namespace, monkeypatch):
     async def blocks(session: Any) -> float:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "1"}]}
         reply = httpx.post(f"{session.url}/chat/completions", json=body, timeout=60)
@@ -199,9 +335,7 @@ def test_turns_are_sampled_as_the_trainer_takes_them(server, client, namespace, 
     assert len({item.extras["session"] for item in group}) == len(said) == 2
 
 
-def test_an_agent_that_is_silent_for_long_keeps_its_session(
-    server, client, namespace, monkeypatch
-):
+def test_an_agent_that_is_silent_for_long_keeps_its_session(server, client, namespace, monkeypatch):
     monkeypatch.setattr(agent_maker, "SESSION_S", 0.6)
 
     async def silent(session: Any) -> float:

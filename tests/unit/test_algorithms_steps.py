@@ -301,7 +301,8 @@ def test_grpo_compares_the_rewards_of_groups_that_have_no_advantages():
     with pytest.raises(RecordError, match="GRPO needs advantages, or else a reward") as caught:
         compared(batch)
     assert caught.value.field == "reward"
-    assert all(torch.equal(before[name], each) for name, each in compared.actor.state_dict().items())
+    after = compared.actor.state_dict()
+    assert all(torch.equal(before[name], each) for name, each in after.items())
     with pytest.raises(ConfigError, match="method"):
         grpo(method="none")
 
