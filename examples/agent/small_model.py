@@ -56,7 +56,9 @@ def batch(words, numbers, size):
     tokens, labels = [], []
     for _ in range(size):
         row, wanted = [], []
-        for place, text in enumerate(shown(numbers.randint(1, LARGEST), numbers.randint(1, LARGEST))):
+        for place, text in enumerate(
+            shown(numbers.randint(1, LARGEST), numbers.randint(1, LARGEST))
+        ):
             part = words(text, add_special_tokens=False)["input_ids"]
             row += part
             wanted += part if place % 2 else [-100] * len(part)
