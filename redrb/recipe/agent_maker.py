@@ -146,14 +146,16 @@ class AgentRecipeMaker(Entered):
         weights = ServedWeights(self._client, recipe, chat.engine, self.fail)
         self._report = EpisodeReport(self, weights, recipe.prompts_per_step, self._write)
         gateway = Gateway(self._store, chat, weights, self._worker, token=token)
-        parts = (gateway, chat, weights, listening)
-        serving = asyncio.create_task(serve_gateway(*parts, hosts=["127.0.0.1"], stopped=over))
+        served = (gateway, chat, weights, listening)
+        serving = asyncio.create_task(
+            serve_gateway(*served, hosts=["127.0.0.1"], grace_s=1, stopped=over)
+        )
         renewing = asyncio.create_task(self._renew())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with JobEnd(weights, (), self._stop).watching():
             agents = asyncio.wrap_future(submit(self._agents(url, token)))
-            ends = (serving, agents, stopping)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            first = (serving, agents, stopping)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not agents.done():
             submit(self._cancel())
             await asyncio.wait((agents,), timeout=self._drain_s)
