@@ -215,7 +215,7 @@ class AgentRecipeMaker(Entered):
             nonlocal failed
             try:
                 rewards.append(await self._agent(gateway, prompt, key))
-            except Exception as error:
+            except Exception as error:  # of the user's agent, or of its session
                 failed += 1
                 fault = raised("an agent", error)
                 if failed > spare:

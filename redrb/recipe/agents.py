@@ -42,13 +42,13 @@ class AgentRecipe(GRPORecipe):
         600.0, "seconds that an agent may last; longer ones fail", above=0, agree=False
     )
     least: int = option(
-        0, "fewest agents of a group that must not fail, for the group to be trained; 0: all"
+        0, "agents of a group that must not fail, for the group to be trained; 0: all", least=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.least <= self.group_size:
-            raise ConfigError(f"--least must be 0 to --group-size, {self.group_size}.")
+        if self.least > self.group_size:
+            raise ConfigError("--least must be at most --group-size.")
         if self.engine != "vllm":
             raise ConfigError("--engine must be vllm: agents need its chat template and parsers.")
         for name, given in {
