@@ -10,6 +10,8 @@ from torch import Tensor
 
 from redrb.checks import check_choice
 from redrb.errors import ConfigError, RecordError
+from redrb.experience import Experience
+from redrb.experience.records import per_sample
 from redrb.words import counted
 
 AdvantageMethod: TypeAlias = Literal["grpo", "rloo", "reinforce++"]
@@ -191,3 +193,46 @@ def group_relative_advantages(
         variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
         advantages = advantages / (variance.sqrt()[groups] + STD_EPSILON)
     return advantages.float()
+
+
+def advantages_of_groups(
+    experience: Experience,
+    *,
+    scale_by_std: bool = True,
+    method: AdvantageMethod = "grpo",
+) -> Tensor:
+    """Return the advantage of each sample of a batch over its group, float32 `[B]`.
+
+    The batch holds whole groups, as every take returns them. Samples of a group with the same
+    `extras["session"]`, a text, and the same reward count once: the branches of an agent's session
+    weigh as much as a session without any.
+
+    Args:
+        scale_by_std, method: Of `group_relative_advantages`.
+
+    Raises:
+        RecordError: The batch has not one reward a sample, or was not made of groups.
+    """
+    size, reward, index = len(experience), experience.reward, experience.group_index
+    if reward is None or reward.numel() != size or index is None:
+        raise RecordError(
+            "GRPO needs advantages, or else a reward of each sample in a batch of whole groups, as "
+            "lease.batch() returns it: the maker must fill one of them.",
+            field="reward" if reward is None else "advantages",
+        )
+    sessions = [(each or {}).get("session") for each in per_sample(experience, "extras", size)]
+    groups, rewards = index.tolist(), reward.reshape(size).tolist()
+    firsts: dict[object, int] = {}  # row of the first sample of each session
+    rows = [
+        firsts.setdefault(each if isinstance(each[1], str) else row, row)
+        for row, each in enumerate(zip(groups, sessions, rewards, strict=True))
+    ]
+    chosen = torch.tensor(list(firsts.values()), device=reward.device)
+    found = torch.zeros(size, device=reward.device)
+    found[chosen] = group_relative_advantages(
+        reward.reshape(size)[chosen],
+        group_index=index.to(reward.device)[chosen],
+        scale_by_std=scale_by_std,
+        method=method,
+    )
+    return found[torch.tensor(rows, device=reward.device)]

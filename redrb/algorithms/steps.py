@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from redrb.algorithms.advantages import AdvantageMethod, advantages_of_groups
 from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.losses import (
     Aggregation,
@@ -164,9 +165,11 @@ class GRPOStep(PolicyStep):
     """One optimizer step on a batch of experience: `metrics = step(experience)`.
 
     Advantages come with the experience, `[B]` or `[B, A]`: `GRPOExperienceMaker` fills them, so the
-    samples of a group may be in different batches. `tensors["importance_weights"]`, `[B]` or
-    `[B, A]`, multiply the loss if present. The actor stays in its training or eval mode. Subclasses
-    override `actor_loss` and `backward`.
+    samples of a group may be in different batches. Where they are None, such as in the samples of
+    agents, the rewards of each group are compared here: the batch must hold whole groups, as every
+    take returns them, and the samples of one session count once. `tensors["importance_weights"]`,
+    `[B]` or `[B, A]`, multiply the loss if present. The actor stays in its training or eval mode.
+    Subclasses override `actor_loss` and `backward`.
 
     Args:
         actor: Policy in training; `redrb.algorithms.models` says how it is called.
@@ -175,6 +178,8 @@ class GRPOStep(PolicyStep):
             `tensors["reference_log_probs"]`. The paper has 0.04, DAPO 0.
         aggregation: How losses of actions become one number: "token" in DAPO, "sequence" in the
             paper.
+        scale_by_std, method: How rewards without advantages are compared; see
+            `redrb.algorithms.group_relative_advantages`.
         policy_options: Options of `redrb.algorithms.policy_step.PolicyStep`, such as `clip` and
             `micro_batch_tokens`.
 
@@ -191,11 +196,15 @@ class GRPOStep(PolicyStep):
         *,
         beta: float = 0.0,
         aggregation: Aggregation = "token",
+        scale_by_std: bool = True,
+        method: AdvantageMethod = "grpo",
         **policy_options: Any,
     ) -> None:
         super().__init__(actor, aggregation=aggregation, **policy_options)
         check_not_negative(beta=beta)
+        check_choice("method", method, get_args(AdvantageMethod))
         self.optimizer, self.beta = optimizer, beta
+        self.scale_by_std, self.method = scale_by_std, method
 
     def __call__(self, experience: Experience) -> dict[str, float]:
         """Take one optimizer step.
@@ -211,6 +220,11 @@ class GRPOStep(PolicyStep):
                 finite. The optimizer was not stepped.
         """
         self.optimizer.zero_grad()
+        if experience.advantages is None:
+            found = advantages_of_groups(
+                experience, scale_by_std=self.scale_by_std, method=self.method
+            )
+            experience = replace(experience, advantages=found)
         whole = self.batch(experience, self.actor)
         batch, metrics = self.proximal(experience, whole)
         metrics |= self.accumulate(self.actor, batch, self.actor_loss)

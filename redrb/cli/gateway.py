@@ -17,9 +17,6 @@ PORT = 8123
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Values of the header Host for this machine."""
 
-_SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
-"""Clients close their idle connections sooner, and send nothing on one that is being closed."""
-
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
@@ -103,10 +100,10 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
     from redrb.connection import connect
     from redrb.gateway.app import Gateway
     from redrb.gateway.chat import ChatServer
+    from redrb.gateway.serving import serve_gateway
     from redrb.gateway.store import SessionStore
     from redrb.stream import ExperienceStream
     from redrb.train.engines import EngineWeights
-    from redrb.watch.page.server import serve
 
     names = {"namespace": options.namespace}
     url = f"http://{bracketed(options.host)}:{listening.getsockname()[1]}/"
@@ -131,9 +128,5 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
             on_edited=options.on_edited,
             public_url=options.public_url,
         )
-        try:
-            app = gateway.app(hosts if is_loopback(options.host) else ("*",))
-            await serve(app, gateway, listening, ready, **_SERVED)
-        finally:
-            weights.close()
-            await chat.close()
+        served = hosts if is_loopback(options.host) else ("*",)
+        await serve_gateway(gateway, chat, weights, listening, hosts=served, ready=ready)

@@ -13,7 +13,7 @@ from redrb.cli.arguments import Commands, add_json
 from redrb.cli.output import show
 from redrb.errors import ConfigError
 
-KINDS = ("grpo", "ppo", "plain")
+KINDS = ("grpo", "ppo", "plain", "agent")
 
 
 def add_to(commands: Commands) -> None:
@@ -24,14 +24,18 @@ def add_to(commands: Commands) -> None:
         description="Write a first recipe, which runs unchanged: on a small model, or with --model "
         "and --dataset on a real one.",
     )
-    parser.add_argument("kind", choices=KINDS, help="plain: your own algorithm")
+    parser.add_argument(
+        "kind",
+        choices=KINDS,
+        help="plain: your own algorithm; agent: a vLLM samples for a harness with a tool",
+    )
     parser.add_argument(
         "file",
         type=Path,
         nargs="?",
         help="file to write (default: my_recipe.py)",
     )
-    real = parser.add_argument_group("a real model (grpo)")
+    real = parser.add_argument_group("a real model (grpo, agent)")
     real.add_argument("--model", help="folder, or name of Hugging Face")
     real.add_argument(
         "--dataset", help="file of JSON lines, or NAME[:CONFIGURATION] of Hugging Face"
@@ -55,8 +59,16 @@ def _run(options: argparse.Namespace) -> int:
     file: Path = options.file or Path("my_recipe.py")
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
-    is_real = any((options.model, options.dataset, options.engine, options.reward))
-    if is_real:
+    is_agent = options.kind == "agent"
+    is_real = is_agent or any((options.model, options.dataset, options.engine, options.reward))
+    if is_agent:
+        if options.engine not in (None, "vllm") or options.reward:
+            raise ConfigError("redrb new agent takes --model and --dataset: its engine is vllm.")
+        from redrb.cli.new_real import agent_recipe
+        from redrb.recipe.rows import FILES
+
+        starter = agent_recipe(options, file)
+    elif is_real:
         if options.kind != "grpo" or not options.model or not options.dataset:
             raise ConfigError("a recipe for a real model is: redrb new grpo --model --dataset.")
         from redrb.cli.new_real import real_recipe
@@ -95,7 +107,8 @@ def _run(options: argparse.Namespace) -> int:
     if is_real:
         extras = {"transformers": "recipes", "accelerate": "accelerate"}
         extras |= {} if options.engine == "local" else {"httpx": "engines"}
-        extras |= {} if options.dataset.endswith(FILES) else {"datasets": "data"}
+        extras |= {"starlette": "dashboard"} if is_agent else {}
+        extras |= {} if (options.dataset or FILES[0]).endswith(FILES) else {"datasets": "data"}
     for package, extra in extras.items():
         if find_spec(package) is None:
             lines.append(f"It needs {package} first: {install_command(extra)}")

@@ -1,4 +1,4 @@
-"""The recipe for a real model that `redrb new grpo --model --dataset` writes."""
+"""The recipes for real models that `redrb new grpo --model --dataset` and `new agent` write."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ _SERVERS = {
     "sglang": "python -m sglang.launch_server --model-path {model}",
     "local": "",
 }
+
+_DATASET_HELP = "file of JSON lines, or NAME[:CONFIGURATION] of Hugging Face"
 
 _SHARED = {
     "vllm": "--gpu-memory-utilization 0.4",
@@ -129,6 +131,46 @@ def real_recipe(options: argparse.Namespace, file: Path) -> str:
     quoted = {name: json.dumps(getattr(options, name))[1:-1] for name in ("model", "dataset")}
     return Template(template.read_text(encoding="utf-8")).substitute(
         **columns, **values, **quoted, header=header, engine=engine
+    )
+
+
+_AGENT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+
+_SUMS = """[
+            {"question": f"What is {a} * {b}?", "answer": str(a * b)}
+            for a in range(1, self.largest + 1)
+            for b in range(1, self.largest + 1)
+        ]"""
+
+_ROWS = """[
+            {"question": row["$question"], "answer": final_answer(row["$answer"])}
+            for row in data_rows(self.dataset)
+        ]"""
+
+
+def agent_recipe(options: argparse.Namespace, file: Path) -> str:
+    """Return the text of a recipe with an agent; without a data set, for products of numbers.
+
+    Raises:
+        ConfigError: The file of the data set cannot be read, or lacks a column.
+    """
+    model, dataset = options.model or _AGENT_MODEL, options.dataset
+    imports = ["AgentRecipe", "boxed", "option", "same_answer"]
+    setting = 'largest: int = option(99, "largest number of the questions", least=1)'
+    prompts = _SUMS
+    if dataset:
+        row = data_rows(dataset)[0] if dataset.endswith(FILES) else None
+        columns = {name: _column(name, row, dataset) for name in ("question", "answer")}
+        prompts = Template(_ROWS).substitute(columns)
+        imports += ["data_rows", "final_answer"]
+        setting = f'dataset: str = option({json.dumps(dataset)}, "{_DATASET_HELP}")'
+    template = files("redrb.recipe.starters") / "agent.txt"
+    return Template(template.read_text(encoding="utf-8")).substitute(
+        model=json.dumps(model)[1:-1],
+        file=file,
+        imports=", ".join(sorted(imports)),
+        option=setting,
+        prompts=prompts,
     )
 
 

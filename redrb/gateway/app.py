@@ -247,5 +247,6 @@ def _failed(request: Request, error: Exception) -> Response:
         _log.warning("a request gets status 503: %s", error)
         status, text = 503, limits.BUSY
     # OpenAI's and Anthropic's SDKs would repeat a request with status 409
-    headers = {503: {"retry-after": "5"}, 409: {"x-should-retry": "false"}}.get(status)
+    pause = "0" if isinstance(error, AdmissionTimeout) else "5"  # it has waited
+    headers = {503: {"retry-after": pause}, 409: {"x-should-retry": "false"}}.get(status)
     return JSONResponse(error_of(request.url.path, status, text), status, headers)

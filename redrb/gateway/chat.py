@@ -33,10 +33,14 @@ class ChatServer:
     Attributes:
         engine: Samples.
         model: The model's name at the server.
+        sampling: How the trainer takes all turns to be sampled; other values are refused.
+        max_tokens: Most tokens of a turn whose request does not say; None: as many as fit.
     """
 
     def __init__(self, http: JsonClient, engine: VLLMEngine, model: str, most: int) -> None:
         self.engine, self.model = engine, model
+        self.sampling: Json = {}
+        self.max_tokens: int | None = None
         self._http, self._most = http, most
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
@@ -115,8 +119,11 @@ class ChatServer:
         room = self._most - len(tokens)
         if room < 1:
             raise Refused(f"context_length_exceeded: {len(tokens)} tokens, at most {self._most}.")
-        sampling = ask.sampling | ({"stop": ask.stop} if ask.stop else {})
-        most = min(ask.max_tokens or room, room)
+        for name, value in self.sampling.items():
+            if ask.sampling.get(name, value) != value:
+                raise Refused(f"{name} must be {value}, as the trainer has it: leave it out.")
+        sampling = self.sampling | ask.sampling | ({"stop": ask.stop} if ask.stop else {})
+        most = min(ask.max_tokens or self.max_tokens or room, room)
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:

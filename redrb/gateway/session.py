@@ -101,7 +101,8 @@ class Session(msgspec.Struct, kw_only=True):
 
         Args:
             reward: Of each sample.
-            extras: Of each sample, beside "prompt" and "session", the ids.
+            extras: Of each sample, beside "prompt" and "session", the ids. The trainer knows the
+                samples of a session by its id.
 
         Raises:
             RecordError: The session has no turn.
@@ -123,8 +124,8 @@ class Session(msgspec.Struct, kw_only=True):
                 else:
                     trajectory.sampled(turn.sampled)
             counted.update((first, *others))
-            known = {"prompt": self.prompt, "session": self.id}
-            found.append(trajectory.item(reward, tags=tags, extras=known | dict(extras or {})))
+            known = {"prompt": self.prompt, **(extras or {}), "session": self.id}
+            found.append(trajectory.item(reward, tags=tags, extras=known))
         return found
 
 

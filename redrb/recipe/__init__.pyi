@@ -1,3 +1,4 @@
+from .agents import AgentRecipe as AgentRecipe
 from .answers import boxed as boxed
 from .answers import code_in as code_in
 from .answers import final_answer as final_answer

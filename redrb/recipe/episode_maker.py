@@ -25,7 +25,14 @@ from redrb.experience.faults import Fault, log_filtered
 from redrb.recipe.dropped import Choice
 from redrb.recipe.groups import group_names
 from redrb.recipe.local_engine import LocalEngine, Turn, sampled_turns
-from redrb.recipe.maker import StepTimes, load_reference, placed_models, task_of, weights_of
+from redrb.recipe.maker import (
+    StepTimes,
+    Waiting,
+    load_reference,
+    placed_models,
+    task_of,
+    weights_of,
+)
 from redrb.recipe.prompts import endless
 from redrb.recipe.served import PROMPT_KEYS, ServedEngine, ServedWeights, scored
 from redrb.scopes import Entered, closed_on_error
@@ -109,7 +116,7 @@ class EpisodeReport:
 
     def __init__(
         self,
-        maker: EpisodeMaker,
+        maker: Waiting,
         weights: MakerWeights | ServedWeights,
         groups: int,
         write: Write,
@@ -119,23 +126,23 @@ class EpisodeReport:
         self._steps = self._groups = 0
         self._rewards: list[float] = []
 
-    def add_group(self, items: list[BufferItem]) -> None:
-        """Count a complete group; write the step if it is the last of one."""
+    def add_group(self, rewards: Sequence[float]) -> None:
+        """Count a complete group, with its samples' rewards; write the step if it is the last."""
         if not self._steps and not self._groups:
             self._times.since_before()
         self._groups += 1
-        self._rewards += [float(item.reward) for item in items if item.reward is not None]
+        self._rewards += rewards
         if self._groups < self._each:
             return
         self._steps += 1
-        times, rewards = self._times.waits(), self._rewards
+        times, made = self._times.waits(), self._rewards
         self._write(
             "put",
             step=self._steps,
             groups=self._groups,
-            samples=len(rewards),
+            samples=len(made),
             policy_version=self._weights.version,
-            reward=sum(rewards) / len(rewards),
+            reward=sum(made) / len(made),
             **times,
         )
         self._groups, self._rewards = 0, []
@@ -248,7 +255,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
             for item, *both in zip(items, rewards, raw, strict=True):
                 item.reward, item.tensors[RAW_REWARD] = both
         if noted is None:
-            self._report.add_group(items)
+            self._report.add_group(rewards.tolist())
             return None
         items[0].extras |= noted
         name = next(self._names)
@@ -264,7 +271,7 @@ class EpisodeRecipeMaker(EpisodeMaker, Entered):
                 item.advantages = advantage
         if self._reference is not None:
             items = await self._sampler.call(partial(self._with_reference, self._reference, items))
-        self._report.add_group(items)
+        self._report.add_group(rewards.tolist())
         return items
 
     def _with_reference(self, reference: nn.Module, items: list[BufferItem]) -> list[BufferItem]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redrb.algorithms import Completion, GRPOStep, Overlong, PPOStep, Reward
     from redrb.connection import Client
     from redrb.experience import Experience
+    from redrb.recipe.agent_maker import AgentRecipeMaker
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.maker import RecipeMaker
     from redrb.train import ExperienceMaker
@@ -319,7 +320,9 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
         cache = self.overlong_cache
         return Overlong(limit=self.max_new_tokens, cache=cache) if cache else None
 
-    def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
+    def maker(
+        self, client: Client, write: Write
+    ) -> RecipeMaker | EpisodeRecipeMaker | AgentRecipeMaker:
         """Return a maker that samples with its own model, or from the inference server."""
         if self.engine == "local":
             return super().maker(client, write)
@@ -343,6 +346,8 @@ class GRPORecipe(LanguageRecipe, EngineSettings):
             optimizers["actor"],
             beta=self.beta,
             temperature=self.temperature,
+            scale_by_std=self.scale_by_std,
+            method=self.advantages,  # type: ignore[arg-type]
             normalise_advantages=self.advantages == "reinforce++",
             **self.step_options,
         )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -37,13 +37,24 @@ from redrb.words import counted
 if TYPE_CHECKING:
     from redrb.recipe.recipe import Recipe
     from redrb.recipe.served import ServedWeights
-    from redrb.train.episodes import EpisodeMaker
+
+
+class Waiting(Protocol):
+    """A maker that knows how long it has waited: for rights, and for room."""
+
+    @property
+    def admission_s(self) -> float:
+        """Seconds of waiting for the right to begin groups."""
+
+    @property
+    def backpressure_s(self) -> float:
+        """Seconds of waiting for room."""
 
 
 class StepTimes:
     """Seconds of a maker's step, and of the waits in it: for rights, for weights, for room."""
 
-    def __init__(self, maker: Maker | EpisodeMaker, weights: MakerWeights | ServedWeights) -> None:
+    def __init__(self, maker: Waiting, weights: MakerWeights | ServedWeights) -> None:
         self._maker, self._weights = maker, weights
         self._before: Mapping[str, float] = {}
 

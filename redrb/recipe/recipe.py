@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from redrb.connection import Client
     from redrb.experience import BufferItem, Experience
+    from redrb.recipe.agent_maker import AgentRecipeMaker
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.maker import RecipeMaker
     from redrb.train import ExperienceMaker
@@ -111,7 +112,9 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         """Return prompts for evaluation, which makers do not get."""
         return ()
 
-    def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
+    def maker(
+        self, client: Client, write: Write
+    ) -> RecipeMaker | EpisodeRecipeMaker | AgentRecipeMaker:
         """Return the maker that `redrb-maker` runs; it is a context manager."""
         from redrb.recipe.maker import RecipeMaker
 

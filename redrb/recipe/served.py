@@ -43,6 +43,16 @@ def engine_of(recipe: GRPORecipe) -> Engine:
     return VLLMEngine(recipe.engine_url, model=str(model))
 
 
+def sampling_of(recipe: GRPORecipe) -> dict[str, Any]:
+    """Return how a server samples for a recipe."""
+    found: dict[str, Any] = {"temperature": recipe.temperature}
+    if recipe.top_p < 1:
+        found["top_p"] = recipe.top_p
+    if recipe.top_k:
+        found["top_k"] = recipe.top_k
+    return found
+
+
 class ServedEngine:
     """The engine of episodes on a server: it samples as the settings of the recipe say.
 
@@ -54,11 +64,7 @@ class ServedEngine:
         """Make an engine; it connects at the first request."""
         self.server, self.ended = engine_of(recipe), False
         self._most, self._ends = recipe.max_new_tokens, recipe.ends
-        self._sampling: dict[str, Any] = {"temperature": recipe.temperature}
-        if recipe.top_p < 1:
-            self._sampling["top_p"] = recipe.top_p
-        if recipe.top_k:
-            self._sampling["top_k"] = recipe.top_k
+        self._sampling = sampling_of(recipe)
 
     async def __aenter__(self) -> Self:
         return self

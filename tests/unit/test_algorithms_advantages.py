@@ -19,8 +19,10 @@ from redrb.algorithms import (
     group_relative_advantages,
     token_rewards,
 )
+from redrb.algorithms.advantages import advantages_of_groups
 from redrb.algorithms.losses import normalised
 from redrb.errors import ConfigError, RecordError
+from redrb.experience import BufferItem, Experience, make_experience_batch
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 
@@ -182,3 +184,73 @@ def test_long_completions_are_punished_as_in_dapo(length, expected, most):
 def test_a_wrong_option_of_the_punishment_is_named(wrong):
     with pytest.raises(ConfigError, match="Overlong"):
         Overlong(**{"limit": 12, "cache": 4, **wrong})
+
+
+def of_agents(*samples: tuple[int, object, float]) -> Experience:
+    """A batch of samples, each with its group, its session and its reward."""
+    items = [
+        BufferItem(
+            sequences=torch.tensor([1, 2]),
+            action_log_probs=torch.zeros(1),
+            reward=torch.tensor(reward),
+            extras={} if session is None else {"session": session},
+        )
+        for _, session, reward in samples
+    ]
+    batch = make_experience_batch(items)
+    batch.group_index = torch.tensor([group for group, _, _ in samples])
+    return batch
+
+
+def test_rewards_are_compared_within_each_group_of_a_batch():
+    batch = of_agents((0, "a", 1.0), (1, "b", 5.0), (0, "c", 3.0), (1, "d", 5.0))
+    scale = math.sqrt(2) + 1e-4
+    close(advantages_of_groups(batch), [-1 / scale, 0.0, 1 / scale, 0.0])
+    close(advantages_of_groups(batch, scale_by_std=False), [-1.0, 0.0, 1.0, 0.0])
+    close(advantages_of_groups(batch, method="rloo"), [-2.0, 0.0, 2.0, 0.0])
+
+
+def test_the_branches_of_a_session_count_once():
+    plain = of_agents((0, "a", 1.0), (0, "b", 0.0), (0, "c", 0.0))
+    branched = of_agents((0, "b", 0.0), (0, "a", 1.0), (0, "b", 0.0), (0, "c", 0.0), (0, "b", 0.0))
+    [high, low, _] = advantages_of_groups(plain).tolist()
+    close(advantages_of_groups(branched), [low, high, low, low, low])
+
+
+@pytest.mark.parametrize("session", [None, 7, ["a"], {"a": 1}])
+def test_samples_without_the_id_of_a_session_count_each(session):
+    batch = of_agents((0, session, 1.0), (0, session, 1.0), (0, session, 4.0))
+    close(advantages_of_groups(batch, scale_by_std=False), [-1.0, -1.0, 2.0])
+
+
+def test_a_session_of_two_groups_or_rewards_is_two():
+    batch = of_agents((0, "a", 1.0), (0, "a", 3.0), (1, "a", 1.0), (1, "b", 2.0))
+    close(advantages_of_groups(batch, scale_by_std=False), [-1.0, 1.0, -0.5, 0.5])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 3)), min_size=1))
+@settings(max_examples=50)
+def test_any_number_of_branches_changes_no_advantage(drawn):
+    sessions = [(group, f"s{at}", float(reward)) for at, (group, reward, _) in enumerate(drawn)]
+    expected = advantages_of_groups(of_agents(*sessions)).tolist()
+    branches = [count for _, _, count in drawn]
+    rows = [at for at, count in enumerate(branches) for _ in range(count)]
+    found = advantages_of_groups(of_agents(*(sessions[row] for row in rows)))
+    close(found, [expected[row] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("reward", {"reward": None}),
+        ("advantages", {"group_index": None}),
+        ("advantages", {"reward": torch.zeros(2, 2)}),
+    ],
+)
+def test_what_cannot_be_compared_is_named(field, changes):
+    batch = of_agents((0, "a", 1.0), (0, "b", 0.0))
+    for name, value in changes.items():
+        setattr(batch, name, value)
+    with pytest.raises(RecordError, match="GRPO needs advantages, or else a reward") as caught:
+        advantages_of_groups(batch)
+    assert caught.value.field == field

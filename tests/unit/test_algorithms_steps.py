@@ -284,6 +284,29 @@ def test_a_field_that_grpo_needs_is_named(missing):
         grpo()(batch)
 
 
+def test_grpo_compares_the_rewards_of_groups_that_have_no_advantages():
+    batch = of_grpo()
+    batch.group_index = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    given, compared = grpo(0.1), grpo(0.1)
+    expected = given(batch)
+    batch.advantages = None
+    assert compared(batch) == pytest.approx(expected, rel=1e-5)
+    assert batch.advantages is None
+    weights = zip(given.actor.parameters(), compared.actor.parameters(), strict=True)
+    assert all(torch.allclose(one, other) for one, other in weights)
+    without = grpo(0.1, scale_by_std=False)(batch)["actor_grad_norm"]
+    assert without != pytest.approx(expected["actor_grad_norm"], rel=1e-3)
+    batch.reward = None
+    before = copy.deepcopy(compared.actor.state_dict())
+    with pytest.raises(RecordError, match="GRPO needs advantages, or else a reward") as caught:
+        compared(batch)
+    assert caught.value.field == "reward"
+    after = compared.actor.state_dict()
+    assert all(torch.equal(before[name], each) for name, each in after.items())
+    with pytest.raises(ConfigError, match="method"):
+        grpo(method="none")
+
+
 def test_grpo_needs_a_reference_only_for_beta():
     batch = of_grpo()
     batch.tensors.clear()

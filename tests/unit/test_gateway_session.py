@@ -34,6 +34,11 @@ def test_a_conversation_is_one_sample():
     assert item.extras == {"prompt": "p", "session": "s1", "score": {"a": 1}}
 
 
+def test_extras_replace_no_id_of_a_session():
+    [item] = session_of(turn()).items(1.0, {"session": "another", "prompt": "text"})
+    assert item.extras == {"prompt": "text", "session": "s1"}
+
+
 def test_branches_are_samples_and_what_they_share_counts_once():
     #    0 - 1 - 2      and 4 begins anew
     #          \ 3

@@ -65,6 +65,7 @@ async def serve(
     connections: int = MOST_CONNECTIONS,
     grace_s: int = 2,
     idle_s: int = 5,
+    stopped: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
 
@@ -73,6 +74,7 @@ async def serve(
         connections: Most that are open.
         grace_s: Seconds that requests get to end.
         idle_s: Seconds after which a connection without a request is closed.
+        stopped: Ends the server when it is set; signals are left to whoever sets it.
     """
     _allow_files(connections + OTHER_FILES)
     server = _Server(
@@ -87,10 +89,11 @@ async def serve(
             http=_Connection,
         )
     )
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stopped.set)
+    if stopped is None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     running = asyncio.create_task(beside.run())
     stopping = asyncio.create_task(stopped.wait())
