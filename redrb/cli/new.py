@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
     extras = {"transformers": "recipes"} if "transformers" in starter else {}
     if is_real:
         extras = {"transformers": "recipes", "accelerate": "accelerate"}
-        extras |= {} if options.engine == "local" else {"httpx": "engines"}
+        extras |= {} if options.engine == "local" else {"aiohttp": "engines"}
         extras |= {} if options.dataset.endswith(FILES) else {"datasets": "data"}
     for package, extra in extras.items():
         if find_spec(package) is None:
