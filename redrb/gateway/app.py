@@ -48,7 +48,7 @@ from redrb.gateway.messages import (
     parsed,
     text_digest,
 )
-from redrb.gateway.replies import PROTOCOLS, Reply, error_of, models_of
+from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
 from redrb.gateway.session import Session, Turn
 from redrb.gateway.store import SessionStore
 from redrb.stream.assembly.calls import OnIncomplete
@@ -121,7 +121,7 @@ class Gateway:
         self._store, self._chat, self._weights = store, chat, weights
         self._token, self._on_edited, self._worker = token.encode(), on_edited, worker
         worker.role, worker.engine, worker.weights_name = "maker", chat.engine, weights.name
-        self._loaded = asyncio.Event()
+        self._loaded, self._replies = asyncio.Event(), Replies()
         self._calls, self._opens, self._rewards = (_Threads(MOST_CALLS) for _ in range(3))
         self._parsers, self._held = _Threads(MOST_PARSED), 0
 
@@ -195,8 +195,8 @@ class Gateway:
                 "token_versions": done.versions,
             }
         if ask.stream:
-            return Response(b"".join(reply.events()), media_type="text/event-stream")
-        return JSONResponse(reply.body())
+            return self._replies.of(b"".join(reply.events()), "text/event-stream")
+        return self._replies.of(json.dumps(reply.body()).encode(), "application/json")
 
     async def _sampled(self, session: Session, ask: Ask) -> Turn:
         """Sample a turn and store it; return the one that was stored first for this request."""
