@@ -394,6 +394,29 @@ def _engines(figure: Figure, figures: Figures) -> None:
     _legend(first)
 
 
+def _gateway(figure: Figure, figures: Figures) -> None:
+    """Draw turns a second at the gateway and at its engine, and the added time of a turn."""
+    cases, (above, below) = figures["cases"], figure.subplots(2, 1, sharex=True)
+    names = [
+        name.replace(" agents, ", " x ").replace(" turns", "").replace(" tokens", "")
+        for name in cases
+    ]
+    rates = {"gateway": "turns_per_s", "engine alone": "engine_turns_per_s"}
+    _bars(
+        above,
+        names,
+        {way: [each[field] for each in cases.values()] for way, field in rates.items()},
+    )
+    above.set_ylabel("turns/s")
+    above.set_yscale("log")
+    above.set_title(f"Agents x turns of a session, tokens of a turn; {figures['server']}")
+    _legend(above)
+    _bars(below, names, {"gateway": [each["added_ms"] for each in cases.values()]})
+    below.set_ylabel("added ms of a turn")
+    below.set_yscale("log")
+    below.tick_params(axis="x", rotation=60)
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -407,5 +430,6 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "replicas": _replicas,
     "observing": _observing,
     "staleness": _staleness,
+    "gateway": _gateway,
     "engines": _engines,
 }
