@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vllm",
         type=Path,
-        help="folder with bin/vllm, redrb beside it, and model: for engines, and gateway",
+        help="folder with bin/vllm, redrb beside it, and model: for engines",
     )
     parser.add_argument("--results", type=Path, help="directory to write to")
     options = parser.parse_args()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import socket
 import threading
 import time
 from collections.abc import Coroutine
@@ -26,6 +25,7 @@ from redrb.gateway.store import SessionStore
 from redrb.http import Http
 from redrb.stream import ExperienceStream
 from redrb.train.engines import EngineWeights
+from redrb.watch.page.server import bound_socket
 
 MODEL = "imitated"
 MOST_TOKENS = 2**20
@@ -47,7 +47,7 @@ class _Loop:
 
     def _serve(self, app: Starlette) -> str:
         """Serve an application; return its URL."""
-        listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        listening = bound_socket("127.0.0.1", 0)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
 
         async def serve() -> None:
@@ -80,9 +80,8 @@ class Engine(_Loop):
             "/inference/v1/generate": self._generate,
         }
         methods = ["GET", "POST"]
-        self._url = self._serve(
-            Starlette(routes=[Route(*each, methods=methods) for each in calls.items()])
-        )
+        routes = [Route(path, call, methods=methods) for path, call in calls.items()]
+        self._url = self._serve(Starlette(routes=routes))
 
     def url(self) -> str:
         """Return its address."""

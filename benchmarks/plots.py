@@ -397,19 +397,13 @@ def _engines(figure: Figure, figures: Figures) -> None:
 def _gateway(figure: Figure, figures: Figures) -> None:
     """Draw turns a second at the gateway and at its engine, and the added time of a turn."""
     cases, (above, below) = figures["cases"], figure.subplots(2, 1, sharex=True)
-    names = [
-        name.replace(" agents, ", " x ").replace(" turns", "").replace(" tokens", "")
-        for name in cases
-    ]
+    names = [" x ".join(part.split()[0] for part in name.split(", ")) for name in cases]
     rates = {"gateway": "turns_per_s", "engine alone": "engine_turns_per_s"}
-    _bars(
-        above,
-        names,
-        {way: [each[field] for each in cases.values()] for way, field in rates.items()},
-    )
+    shown = {way: [each[field] for each in cases.values()] for way, field in rates.items()}
+    _bars(above, names, shown)
     above.set_ylabel("turns/s")
     above.set_yscale("log")
-    above.set_title(f"Agents x turns of a session, tokens of a turn; {figures['server']}")
+    above.set_title(f"Agents x turns of a session x tokens of a turn; {figures['server']}")
     _legend(above)
     _bars(below, names, {"gateway": [each["added_ms"] for each in cases.values()]})
     below.set_ylabel("added ms of a turn")

@@ -41,6 +41,9 @@ TURNS = (1, 20)
 ROUND_TURNS = 400
 """Least turns of a round."""
 
+MOST_TURNS, MOST_TOKENS = 1000, 10**6
+"""Shapes whose rounds would have more are left out."""
+
 OPEN = 2000
 """Open sessions, and open connections, whose memory is measured."""
 
@@ -57,7 +60,11 @@ Shape: TypeAlias = tuple[int, int, int]
 def run(options: Options) -> dict[str, Any]:
     """Return figures of each case, and bytes of sessions and connections."""
     counts = QUICK_AGENTS if options.quick else AGENTS
-    shapes = list(itertools.product(counts, TURNS, TOKENS))
+    shapes = [
+        (count, turns, tokens)
+        for count, turns, tokens in itertools.product(counts, TURNS, TOKENS)
+        if count * turns <= MOST_TURNS and count * turns * tokens <= MOST_TOKENS
+    ]
     number = OPEN // (20 if options.quick else 1)
     with private_server(options.server) as server, started([lambda: Worker(Engine)]) as [engine]:
         cases = _cases(options, server.url, _asked(engine, "url"), shapes)
@@ -87,12 +94,8 @@ def _cases(
     options: Options, redis_url: str, engine_url: str, shapes: Sequence[Shape]
 ) -> dict[str, Any]:
     cases = {}
-    with started(
-        [lambda: Worker(GatewayServer, redis_url, engine_url), lambda: Worker(Agents)]
-    ) as [
-        gateway,
-        agents,
-    ]:
+    workers = [lambda: Worker(GatewayServer, redis_url, engine_url), lambda: Worker(Agents)]
+    with started(workers) as [gateway, agents]:
         for count, turns, tokens in shapes:
             found = _case(options, agents, gateway, engine_url, (count, turns, tokens))
             name = f"{count} agents, {turns} turns, {tokens} tokens"
@@ -126,17 +129,14 @@ def _case(
         if number >= 0:
             rounds.append(found)
     gateways, engines = ([each[way] for each in rounds] for way in ("gateway", "engine"))
+    pairs = list(zip(gateways, engines, strict=True))
     return {
         "turns_per_s": round(median(each[0] for each in gateways), 1),
         "engine_turns_per_s": round(median(each[0] for each in engines), 1),
-        "over_engine": round(
-            median(a[0] / b[0] for a, b in zip(gateways, engines, strict=True)), 3
-        ),
+        "over_engine": round(median(a[0] / b[0] for a, b in pairs), 3),
         "ms": round(median(each[1] for each in gateways) * 1000, 2),
         "engine_ms": round(median(each[1] for each in engines) * 1000, 2),
-        "added_ms": round(
-            median(a[1] - b[1] for a, b in zip(gateways, engines, strict=True)) * 1000, 2
-        ),
+        "added_ms": round(median(a[1] - b[1] for a, b in pairs) * 1000, 2),
         "gateway_processor_ms": round(median(each[2] for each in gateways) * 1000, 2),
     }
 
@@ -167,14 +167,8 @@ def _turn(tokens: int) -> Turn:
     half = tokens // 2
     ids = [(at * 7919) % 150_000 for at in range(half)]
     done = Generation(ids, [-0.693147 - at / 1e6 for at in range(half)], [1] * half, "stop")
-    return Turn(
-        parent=-1,
-        request=b"r" * 16,
-        after=b"a" * 16,
-        given=ids,
-        sampled=done,
-        reply=b"a" * 4 * half,
-    )
+    digests, reply = {"request": b"r" * 16, "after": b"a" * 16}, b"a" * 4 * half
+    return Turn(parent=-1, given=ids, sampled=done, reply=reply, **digests)
 
 
 def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, int]:
