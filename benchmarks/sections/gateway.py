@@ -41,7 +41,7 @@ TURNS = (1, 20)
 ROUND_TURNS = 400
 """Least turns of a round."""
 
-MOST_TURNS, MOST_TOKENS = 1000, 10**6
+MOST_TURNS, MOST_TOKENS = 400, 10**6
 """Shapes whose rounds would have more are left out."""
 
 OPEN = 2000
