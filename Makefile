@@ -68,7 +68,7 @@ chaos: .venv/.dev  ## run makers, a stage, trainers and weights under faults: MI
 sanitize: .venv/.dev  ## run the codec's tests under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
 	@tests/sanitize.sh $(BIN)/python $(ARGS)
 
-FUZZED := decoder manifests saved_tasks queries urls records tables
+FUZZED := decoder manifests saved_tasks queries urls records tables gateway
 
 fuzz: .venv/.dev  ## fuzz each reader of foreign input for MINUTES=10 (installs atheris)
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(INSTALL) atheris

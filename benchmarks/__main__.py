@@ -22,6 +22,7 @@ from benchmarks.report import load, report
 from benchmarks.sections import (
     backlog,
     engines,
+    gateway,
     latency,
     observing,
     orders,
@@ -51,6 +52,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "replicas": replicas.run,
     "observing": observing.run,
     "staleness": staleness.run,
+    "gateway": gateway.run,
     "engines": engines.run,
 }
 
@@ -84,7 +86,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server", help="path of a redis-server; default: the one on PATH")
     parser.add_argument("--quick", action="store_true", help="few small cases; writes to quick/")
     parser.add_argument(
-        "--vllm", type=Path, help="folder with bin/vllm, redrb beside it, and model: for engines"
+        "--vllm",
+        type=Path,
+        help="folder with bin/vllm, redrb beside it, and model: for engines",
     )
     parser.add_argument("--results", type=Path, help="directory to write to")
     options = parser.parse_args()

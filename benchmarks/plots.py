@@ -394,6 +394,23 @@ def _engines(figure: Figure, figures: Figures) -> None:
     _legend(first)
 
 
+def _gateway(figure: Figure, figures: Figures) -> None:
+    """Draw turns a second at the gateway and at its engine, and the added time of a turn."""
+    cases, (above, below) = figures["cases"], figure.subplots(2, 1, sharex=True)
+    names = [" x ".join(part.split()[0] for part in name.split(", ")) for name in cases]
+    rates = {"gateway": "turns_per_s", "engine alone": "engine_turns_per_s"}
+    shown = {way: [each[field] for each in cases.values()] for way, field in rates.items()}
+    _bars(above, names, shown)
+    above.set_ylabel("turns/s")
+    above.set_yscale("log")
+    above.set_title(f"Agents x turns of a session x tokens of a turn; {figures['server']}")
+    _legend(above)
+    _bars(below, names, {"gateway": [each["added_ms"] for each in cases.values()]})
+    below.set_ylabel("added ms of a turn")
+    below.set_yscale("log")
+    below.tick_params(axis="x", rotation=60)
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -407,5 +424,6 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "replicas": _replicas,
     "observing": _observing,
     "staleness": _staleness,
+    "gateway": _gateway,
     "engines": _engines,
 }

@@ -83,7 +83,8 @@ TASK_KEYS: Final = {
     for owner, names in {
         "task": "stream task puts facts groups changes refreshed behind dead buried "
         "admission rights right holders holds makers "
-        "parts part_records part_blobs part_due part_ends part_ended sources workers announcements",
+        "parts part_records part_blobs part_due part_ends part_ended sessions "
+        "sources workers announcements",
         "group": "group clock consumers deliveries joining leases letters returning slots spared "
         "staleness ranks rank_steps",
         "notes": "moved expiries reads",

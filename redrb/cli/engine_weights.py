@@ -30,7 +30,7 @@ def add_to(commands: Commands) -> None:
         "bring vLLM servers to each published version of weights. For servers that no maker of "
         "redrb updates, such as those behind a router. It follows the versions until Ctrl-C, and "
         "logs each update. Servers may come, go and be started again at their addresses. Needs "
-        "httpx (redrb's extra engines)."
+        "aiohttp (redrb's extra engines)."
     )
     json_text = "print each event as one line of JSON"
     parser = add_command(commands, "engine-weights", text, _run, subject=None, json_text=json_text)
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     name = options.api_key_from
     if name is not None and environment.variable(name) is None:
         raise ConfigError(f"--api-key-from: there is no variable {name}, or it is empty.")
-    require_package("httpx", extra="engines")
+    require_package("aiohttp", extra="engines")
     with connect(options.url, retry_s=_RETRY_S) as client, _logged(as_json=options.json):
         asyncio.run(_until_signal(_fleet(client, options)))
     return 0

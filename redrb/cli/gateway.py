@@ -23,7 +23,7 @@ def add_to(commands: Commands) -> None:
     text = (
         "let agents that speak OpenAI's or Anthropic's protocol fill a task. It samples from a "
         "vLLM, gives it each version of weights, and stores exactly the sampled tokens of each "
-        "turn before the agent reads them. Needs httpx, starlette and uvicorn (redrb's extras "
+        "turn before the agent reads them. Needs aiohttp, starlette and uvicorn (redrb's extras "
         "engines and dashboard)."
     )
     parser = add_command(
@@ -66,7 +66,7 @@ def add_to(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     import asyncio
 
-    require_package("httpx", extra="engines")
+    require_package("aiohttp", extra="engines")
     require_package("starlette", extra="dashboard")
     require_package("uvicorn", extra="dashboard")
     from redrb.environment import variable

@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     extras = {"transformers": "recipes"} if "transformers" in starter else {}
     if is_real:
         extras = {"transformers": "recipes", "accelerate": "accelerate"}
-        extras |= {} if options.engine == "local" else {"httpx": "engines"}
+        extras |= {} if options.engine == "local" else {"aiohttp": "engines"}
         extras |= {"starlette": "dashboard"} if is_agent else {}
         extras |= {} if (options.dataset or FILES[0]).endswith(FILES) else {"datasets": "data"}
     for package, extra in extras.items():

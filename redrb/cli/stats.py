@@ -142,6 +142,7 @@ def _figures(task: TaskState) -> dict[str, object]:
         rates["bytes_put/s"] = size(round(task.rates.bytes_put))
     pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
     rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
+    sessions = counters.pop("sessions") or {}
     rights.pop("returns_s", None)
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
     accounts = {"ledger": stats.ledger, "admission": stats.admission, "parts": stats.parts}
@@ -160,4 +161,5 @@ def _figures(task: TaskState) -> dict[str, object]:
         | {f"rights {name}": value for name, value in rights.items()}
         | makers
         | {f"in parts: {name}": value for name, value in parts.items()}
+        | {f"sessions {name}": value for name, value in sessions.items()}
     )

@@ -43,7 +43,7 @@ from redrb.gateway.messages import (
     known_in,
     parsed,
 )
-from redrb.gateway.replies import PROTOCOLS, Reply, error_of, models_of
+from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
 from redrb.gateway.store import SessionStore, session_name
 from redrb.gateway.turns import OnEdited, Turns
 from redrb.stream.assembly.calls import OnIncomplete
@@ -103,7 +103,7 @@ class Gateway:
         self._store, self._chat, self._weights, self._worker = store, chat, weights, worker
         self._token, self._public_url = token, public_url.rstrip("/")
         worker.role, worker.engine, worker.weights_name = "maker", chat.engine, weights.name
-        self._loaded, self._bodies = asyncio.Event(), Bodies()
+        self._loaded, self._bodies, self._replies = asyncio.Event(), Bodies(), Replies()
         self._calls, self._opens, self._rewards = (Threads(limits.MOST_CALLS) for _ in range(3))
         self._parsers = Threads(limits.MOST_PARSED)
         self._turns = Turns(store, chat, self._calls, self._parsers, on_edited)
@@ -184,8 +184,8 @@ class Gateway:
                 "token_versions": done.versions,
             }
         if ask.stream:
-            return Response(b"".join(reply.events()), media_type="text/event-stream")
-        return JSONResponse(reply.body())
+            return self._replies.of(b"".join(reply.events()), "text/event-stream")
+        return self._replies.of(json.dumps(reply.body()).encode(), "application/json")
 
     async def _models(self, request: Request) -> Response:
         await self._used(request)

@@ -24,7 +24,7 @@ _TIMEOUT_S = 600.0
 _log = logging.getLogger("redrb")
 
 MOST_AT_ONCE = 16
-"""Most calls at a time that render or parse: the work of httpx grows with its connections."""
+"""Most calls at a time that render or parse."""
 
 
 class ChatServer:
@@ -42,7 +42,6 @@ class ChatServer:
         self.sampling: Json = {}
         self.max_tokens: int | None = None
         self._http, self._most = http, most
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     @classmethod
     async def open(cls, url: str, model: str | None = None) -> Self:
@@ -52,7 +51,7 @@ class ChatServer:
             ConfigError: It cannot do what the gateway needs, or has no such model.
             EngineError: It does not answer.
         """
-        http = JsonClient(url, timeout=_TIMEOUT_S)
+        http = JsonClient(url, timeout=_TIMEOUT_S, most=MOST_AT_ONCE)
         try:
             found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
             name = model or next(iter(found))
@@ -141,7 +140,7 @@ class ChatServer:
 
         async def parse() -> Json:
             try:
-                return await self._sent(f"{_PATHS['chat']}/derender", chat)
+                return await self._http.request(f"{_PATHS['chat']}/derender", chat)
             except EngineError as error:
                 if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
                     raise
@@ -172,11 +171,7 @@ class ChatServer:
         }
 
     async def _asked(self, path: str, body: Json) -> Json:
-        return await self.engine.repeated(partial(self._sent, path, body))
-
-    async def _sent(self, path: str, body: Json) -> Json:
-        async with self._places:
-            return await self._http.request(path, body)
+        return await self.engine.repeated(partial(self._http.request, path, body))
 
     def _tokens(self, found: Any) -> list[int]:
         if not isinstance(found, list) or not all(type(each) is int for each in found):

@@ -1,4 +1,4 @@
-"""`GatewayClient`: sessions of a gateway for agents that run in this process. Needs httpx."""
+"""`GatewayClient`: sessions of a gateway for agents that run in this process. Needs aiohttp."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from redrb.checks import checked_number, require_package
+from redrb.checks import checked_number
 from redrb.connection.retries import insist_async
 from redrb.errors import ConfigError, EngineError
 from redrb.experience.fields import Scalar
+from redrb.http import Http
 from redrb.stream.assembly.calls import OnIncomplete
 
 __all__ = ["AgentSession", "GatewayClient"]
@@ -22,8 +23,6 @@ TURN_S = 600.0
 
 DROP_S = 10.0
 """Seconds for which the drop of a session is repeated: without it, the session expires."""
-
-_CONNECT_S = 10.0
 
 MOST_PAUSE_S = 60.0
 """Longest pause before a request is sent again, whatever the gateway asks for."""
@@ -94,20 +93,15 @@ class GatewayClient:
             trainer is behind.
 
     Raises:
-        ConfigError: An argument is not usable, or httpx is missing.
+        ConfigError: An argument is not usable, or aiohttp is missing.
     """
 
     def __init__(self, url: str, *, token: str = "", wait_s: float = 3600.0) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"url={url!r:.80}: give the address of a gateway, http://host:port.")
-        require_package("httpx", extra="engines")
-        import httpx
-
         self.where = url.rstrip("/")
         self._wait_s = checked_number("wait_s", wait_s)
-        self._token, self._httpx, self._model = token, httpx, ""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        self._http = httpx.AsyncClient(limits=limits)
+        self._token, self._model, self._http = token, "", Http()
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,7 +111,7 @@ class GatewayClient:
 
     async def close(self) -> None:
         """Close the connections; sessions stay."""
-        await self._http.aclose()
+        await self._http.close()
 
     @asynccontextmanager
     async def session(
@@ -201,20 +195,18 @@ class GatewayClient:
             nonlocal asked_s
             asked_s = 0.0
             try:
-                timeout = self._httpx.Timeout(each_s, connect=min(each_s, _CONNECT_S))
                 reply = await self._http.request(
-                    method, url, json=body, headers=headers, timeout=timeout
+                    method, url, body, headers=headers, timeout_s=each_s
                 )
-            except self._httpx.HTTPError as error:
+            except self._http.errors as error:
                 raise self._failed(f"did not answer: {type(error).__name__}: {error}") from error
-            if reply.is_error:
+            if reply.status >= 400:
                 asked_s = _seconds(reply.headers.get("retry-after", ""))
-                status = reply.status_code
-                raise self._failed(f"answered {status}: {reply.text:.1000}", status)
+                raise self._failed(f"answered {reply.status}: {reply.text:.1000}", reply.status)
             try:
-                found = reply.json() if reply.content else {}
+                found = reply.json() if reply.data else {}
             except ValueError as error:
-                raise self._failed("answered without JSON", reply.status_code) from error
+                raise self._failed("answered without JSON", reply.status) from error
             return found if isinstance(found, dict) else {}
 
         def passes(error: BaseException) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from redrb.gateway.messages import Ask, Json, Protocol, value_of
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from redrb.gateway.messages import Ask, Json, Protocol, Refused, value_of
 
 PROTOCOLS: dict[str, Protocol] = {
     "chat/completions": "chat",
@@ -14,6 +19,15 @@ PROTOCOLS: dict[str, Protocol] = {
     "messages": "messages",
 }
 """The protocol of each path below `/v1/`."""
+
+PART_BYTES = 2**14
+"""Bytes of a reply that are given to a connection at once; it holds at most 2^16 before these."""
+
+READ_S = 60.0
+"""Seconds in which a client must have read a reply, but for what the connection holds."""
+
+ALL_UNREAD = 256 * 2**20
+"""Most bytes of all replies that are being sent."""
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -127,6 +141,41 @@ class Reply:
             yield {"type": "content_block_stop", **place}
         yield {"type": "message_delta", "delta": self._end(), **self._usage(), **self.tokens}
         yield {"type": "message_stop"}
+
+
+class Replies:
+    """Replies that are being sent, of bounded size together however slowly clients read them."""
+
+    def __init__(self) -> None:
+        self.unread = 0
+
+    def of(self, data: bytes, media_type: str) -> Response:
+        """Return a reply; sending raises `Refused` if there are too many already."""
+        return _Sent(self, data, media_type)
+
+
+class _Sent(Response):
+    def __init__(self, replies: Replies, data: bytes, media_type: str) -> None:
+        super().__init__(data, media_type=media_type)
+        self._replies = replies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send it in parts, each when the connection has room; not to its end if that lasts."""
+        data, replies = bytes(self.body), self._replies
+        if replies.unread + len(data) > ALL_UNREAD:
+            raise Refused("too many replies are being read: send the request again.", 503)
+        replies.unread += len(data)
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            with suppress(TimeoutError):  # the server then closes the connection
+                async with asyncio.timeout(READ_S):
+                    await send(head)
+                    for at in range(0, len(data), PART_BYTES):
+                        part = {"body": data[at : at + PART_BYTES], "more_body": True}
+                        await send({"type": "http.response.body", **part})
+                    await send({"type": "http.response.body"})
+        finally:
+            replies.unread -= len(data)
 
 
 def models_of(name: str) -> Json:

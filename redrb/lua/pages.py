@@ -53,6 +53,7 @@ PAGES: dict[str, int] = {
     "parts_dropped": 20,  # unfinished groups that one call drops
     "part_ends": 100_000,  # ends of groups in parts that a task remembers
     "part_ends_forgotten": 20,  # old ends that one call forgets
+    "sessions_forgotten": 20,  # expired sessions that one call forgets
     "records": 100,  # records of producers that one call looks at
     "announcements_removed": 100,  # announcements of workers that ended long ago
     # Reports.

@@ -60,7 +60,7 @@ class AgentRecipeMaker(Entered):
 
     def __init__(self, client: Client, recipe: AgentRecipe, write: Write) -> None:
         """Open the task; raises ConfigError if a package is missing."""
-        require_package("httpx", extra="engines")
+        require_package("aiohttp", extra="engines")
         require_package("starlette", extra="dashboard")
         require_package("uvicorn", extra="dashboard")
         from redrb.gateway.store import SessionStore

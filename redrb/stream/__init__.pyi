@@ -12,6 +12,7 @@ from .task.groups import StoredGroup as StoredGroup
 from .task.ledger import AdmissionStats as AdmissionStats
 from .task.ledger import Ledger as Ledger
 from .task.ledger import PartStats as PartStats
+from .task.ledger import SessionStats as SessionStats
 from .task.ledger import StreamStats as StreamStats
 from .task.settings import TaskSettings as TaskSettings
 from .task.stored_settings import SettingChange as SettingChange

@@ -29,6 +29,7 @@ from redrb.gateway.calls import UseSession
 from redrb.gateway.messages import Edited
 from redrb.gateway.session import Session, Turn
 from redrb.gateway.store import Opened, SessionStore, session_name
+from redrb.stream import SessionStats
 from redrb.stream.admission.calls import Admit
 from redrb.stream.put.producer import Producer
 from tests.audit import audit
@@ -853,6 +854,41 @@ def test_sessions_are_used_through_gateways_at_a_cluster(
             assert rewarded(other, session) == 1
             one.drop(session.name)
             check_books(other)
+
+
+def test_open_and_silent_sessions_and_their_turns_are_counted(gateway: Gateway) -> None:
+    store, other = gateway(), gateway()
+    assert stream_of(store).stats().sessions is None
+
+    def counted() -> SessionStats:
+        found = stream_of(other).stats().sessions
+        assert found == stream_of(store).stats().sessions
+        return found
+
+    over, dropped, left = (begun(store) for _ in range(3))
+    assert counted() == SessionStats(open=3, begun=3)
+    first = turn()
+    for each in (store, other):
+        each.append(over, first)  # the same request
+    store.append(left, turn())
+    assert counted() == SessionStats(open=3, begun=3, turns=2)
+    for _ in range(2):
+        store.drop(dropped)
+        other.reward(over, 1.0)
+    assert counted() == SessionStats(open=1, begun=3, turns=2)
+    for name in ("a", "b"):  # as if they were silent, and gone
+        raw(
+            store,
+            "ZADD",
+            "sessions",
+            int(raw(store, "ZSCORE", "sessions", left.id)) - 301_000,
+            name,
+        )
+    raw(store, "ZADD", "sessions", "XX", 1, "b")
+    assert counted() == SessionStats(open=2, silent=1, begun=3, turns=2)
+    stream_of(store).clear()
+    assert stream_of(other).stats().sessions is None
+    assert raw(store, "EXISTS", "sessions") == 0
 
 
 def test_a_client_that_is_used_for_sessions_leaves_no_key_that_stays(

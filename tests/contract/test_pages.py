@@ -103,6 +103,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     "parts_dropped": (waiting.parts_dropped,),
     "part_ends": (waiting.part_ends_bounded,),
     "part_ends_forgotten": (waiting.part_ends_forgotten,),
+    "sessions_forgotten": (waiting.sessions_forgotten,),
     "records": (waiting.records_removed,),
     "announcements_removed": (waiting.announcements_removed,),
     "counted_versions": (reports.versions_counted,),

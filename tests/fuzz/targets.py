@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from tests.fuzz import decoder, manifests, queries, records, saved_tasks, tables, urls
+from tests.fuzz import decoder, gateway, manifests, queries, records, saved_tasks, tables, urls
 
 TARGETS: dict[str, ModuleType] = {
     "decoder": decoder,
@@ -15,6 +15,7 @@ TARGETS: dict[str, ModuleType] = {
     "urls": urls,
     "records": records,
     "tables": tables,
+    "gateway": gateway,
 }
 """Each has `one_input(data)`, which raises for a defect, and `seeds()`."""
 

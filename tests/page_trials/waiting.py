@@ -8,8 +8,10 @@ import sys
 import msgpack
 
 from redrb import ExperienceStream
+from redrb.gateway.store import SessionStore
 from redrb.lua.pages import PAGES
 from redrb.processes import process_name
+from redrb.stream import SessionStats
 from redrb.stream.admission.calls import Admit, BeatMaker
 from redrb.stream.take.calls import Leave, Take, TakeRequest
 from redrb.stream.task.calls import Announce
@@ -241,6 +243,26 @@ def part_ends_forgotten(bench: Bench, count: int) -> None:
 
     until(is_over)
     assert bench.size("part_ends") == len(ended)
+
+
+def sessions_forgotten(bench: Bench, count: int) -> None:
+    """Sessions that have expired are forgotten by those that begin, and not counted before."""
+    stream = bench.filled(0)
+    with SessionStore(bench.open(), timeout_s=600) as store:
+        for number in range(count):
+            store.open("p", size=1, wait_s=0)
+            assert stream.stats().sessions.open == number + 1
+        for name in bench.client.execute("ZRANGE", bench.key("sessions"), 0, -1):
+            bench.client.execute("ZADD", bench.key("sessions"), "XX", 1, name)
+        assert stream.stats().sessions == SessionStats(begun=count)
+        opened = []
+
+        def is_over() -> bool:
+            opened.append(store.open("p", size=1, wait_s=0))
+            assert stream.stats().sessions.open == len(opened)
+            return bench.size("sessions") == len(opened)
+
+        until(is_over)
 
 
 def records_removed(bench: Bench, count: int) -> None:

@@ -261,6 +261,26 @@ async def listening_page(feed: Feed) -> tuple[asyncio.Task[None], socket.socket]
     return serving, listening
 
 
+def test_replies_are_sent_without_delay() -> None:
+    """A reply of two writes would wait 40 ms for the client's acknowledgement of the first."""
+
+    async def main() -> int:
+        delays = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            delays.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = bound_socket("127.0.0.1", 0)
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.close()
+            return int(await delays)
+
+    assert asyncio.run(main())
+
+
 def test_what_runs_beside_the_pages_has_ended_with_them() -> None:
     class Slow(Feed):
         ended = False

@@ -5,41 +5,63 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import pytest
 
 from redrb.errors import ConfigError, EngineError
 from redrb.gateway import client as module
 from redrb.gateway.client import GatewayClient
+from redrb.http import Http, HttpReply
 
 URL = "http://gateway:8123"
 SESSION = f"{URL}/s/1.secret"
-AGAIN = httpx.Response(503, headers={"retry-after": "5"}, text="no right")
-OPENED = httpx.Response(201, json={"url": f"{SESSION}/v1", "weight_version": 3})
-LOST = httpx.ReadError("broken off")
-UNSENT = httpx.ConnectError("refused")
 
 
-class Gateway:
+def replied(status: int, body: Any) -> HttpReply:
+    data = body if isinstance(body, str) else json.dumps(body)
+    return HttpReply(status, {"retry-after": "5"} if status == 503 else {}, data.encode())
+
+
+AGAIN = replied(503, "no right")
+OPENED = replied(201, {"url": f"{SESSION}/v1", "weight_version": 3})
+LOST = aiohttp.ServerDisconnectedError("broken off")
+UNSENT = aiohttp.ConnectionTimeoutError("refused")
+
+
+@dataclass
+class Asked:
+    method: str
+    url: str
+    body: Any
+    headers: dict[str, str]
+    timeout_s: float
+
+
+class Gateway(Http):
     """Answers with the replies of a list, and keeps the requests and pauses."""
 
-    def __init__(self, *replies: httpx.Response | Exception) -> None:
+    def __init__(self, *replies: HttpReply | Exception) -> None:
+        super().__init__()
         self.replies = list(replies)
-        self.requests: list[httpx.Request] = []
+        self.requests: list[Asked] = []
         self.pauses: list[float] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        reply = self.replies.pop(0) if self.replies else httpx.Response(200, json={})
+    async def request(
+        self, method: str, url: str, body: Any = None, *, headers: Any, timeout_s: float
+    ) -> HttpReply:
+        self.requests.append(Asked(method, url, body, headers, timeout_s))
+        reply = self.replies.pop(0) if self.replies else replied(200, {})
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     @property
     def asked(self) -> list[str]:
-        return [f"{each.method} {each.url.path}" for each in self.requests]
+        return [f"{each.method} {urlsplit(each.url).path}" for each in self.requests]
 
 
 @pytest.fixture
@@ -50,7 +72,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         async def main() -> Any:
             async with GatewayClient(URL, **options) as client:
-                client._http = httpx.AsyncClient(transport=httpx.MockTransport(gateway))
+                client._http = gateway
                 return await work(client)
 
         with monkeypatch.context() as patch:
@@ -71,7 +93,7 @@ def test_a_session_is_asked_for_again_after_the_pause_that_the_gateway_wants(run
     assert run(gateway, one_reward) == 3
     assert gateway.asked == ["POST /sessions"] * 4 + ["POST /s/1.secret/reward"]
     assert [5 <= each <= 5.1 for each in gateway.pauses] == [True, True, False]
-    body = json.loads(gateway.requests[0].content)
+    body = gateway.requests[0].body
     assert (body["prompt"], body["group_size"], body["least"]) == ("p", 2, None)
 
 
@@ -80,7 +102,7 @@ def test_a_session_that_may_have_been_opened_is_asked_for_with_the_same_key(run)
         await one_reward(client)
         await one_reward(client)
 
-    reward = httpx.Response(200, json={})
+    reward = replied(200, {})
     gateway = Gateway(LOST, AGAIN, OPENED, reward, LOST, OPENED)
     run(gateway, work)
     one, two = ["POST /sessions"] * 3, ["POST /sessions"] * 2
@@ -98,8 +120,8 @@ def test_a_reward_and_a_turn_are_sent_again(run):
             await session.reward(1)
         return message
 
-    models = httpx.Response(200, json={"data": [{"id": "tiny"}]})
-    turn = httpx.Response(200, json={"choices": [{"message": {"content": "2"}}]})
+    models = replied(200, {"data": [{"id": "tiny"}]})
+    turn = replied(200, {"choices": [{"message": {"content": "2"}}]})
     gateway = Gateway(OPENED, LOST, models, LOST, AGAIN, turn, LOST, UNSENT)
     assert run(gateway, work) == {"content": "2"}
     assert gateway.asked == [
@@ -108,12 +130,12 @@ def test_a_reward_and_a_turn_are_sent_again(run):
         *["POST /s/1.secret/v1/chat/completions"] * 3,
         *["POST /s/1.secret/reward"] * 3,
     ]
-    assert json.loads(gateway.requests[5].content)["model"] == "tiny"
+    assert gateway.requests[5].body["model"] == "tiny"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
 def test_a_refusal_is_not_sent_again(run, status):
-    gateway = Gateway(OPENED, httpx.Response(status, text="no"))
+    gateway = Gateway(OPENED, replied(status, "no"))
     with pytest.raises(EngineError, match=f"{status}: no") as caught:
         run(gateway, one_reward)
     assert caught.value.status == status
@@ -133,12 +155,12 @@ def test_the_agents_error_is_raised_although_the_session_cannot_be_dropped(run):
         async with client.session("p"):
             raise ZeroDivisionError("the agent's")
 
-    gateway = Gateway(OPENED, httpx.Response(500, text="no"))
+    gateway = Gateway(OPENED, replied(500, "no"))
     with pytest.raises(ZeroDivisionError) as caught:
         run(gateway, work)
     assert gateway.asked == ["POST /sessions", "DELETE /s/1.secret"]
     assert "500: no" in caught.value.__notes__[0]
-    most = [each.extensions["timeout"]["read"] for each in gateway.requests]
+    most = [each.timeout_s for each in gateway.requests]
     assert most == [module.TURN_S, module.DROP_S]  # a silent gateway holds up no agent's end
 
 
@@ -159,7 +181,7 @@ def test_a_pause_that_a_gateway_asks_for_is_bounded(text):
     [{}, {"url": 3}, {"url": None}, {"url": "ftp://x/v1"}, {"url": f"{SESSION}/v1", "x": 1}],
 )
 def test_a_session_without_a_url_is_an_error(run, reply):
-    gateway = Gateway(httpx.Response(201, json=reply))
+    gateway = Gateway(replied(201, reply))
     if "x" in reply:
         assert run(gateway, one_reward) is None
     else:
@@ -173,7 +195,7 @@ def test_a_gateway_without_a_model_is_an_error(run, models):
         await client.model(f"{SESSION}/v1")
 
     with pytest.raises(EngineError, match="model"):
-        run(Gateway(httpx.Response(200, json=models)), work)
+        run(Gateway(replied(200, models)), work)
 
 
 def test_addresses_and_rewards_are_checked(run):

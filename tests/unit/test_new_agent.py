@@ -145,7 +145,7 @@ def test_missing_packages_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "agent", "--dataset", "org/rows"]) == 0
     needed = [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert needed == ["transformers", "accelerate", "httpx", "starlette", "datasets"]
+    assert needed == ["transformers", "accelerate", "aiohttp", "starlette", "datasets"]
 
 
 def test_the_small_model_writes_what_the_agent_reads(monkeypatch, tmp_path):

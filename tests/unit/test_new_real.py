@@ -122,7 +122,7 @@ def test_missing_packages_are_named(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "my_recipe.py is written." in lines[0]
     needed = [line.split()[2] for line in lines[1:]]
-    assert needed == ["transformers", "accelerate", "httpx", "datasets"]
+    assert needed == ["transformers", "accelerate", "aiohttp", "datasets"]
 
 
 def test_a_model_without_a_chat_template_is_named(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ leased           groups that trainers hold; they return if the trainer dies
 dead             dead letters: groups that were rejected, or failed too often
 stale            mean staleness of waiting groups: weight versions behind
 rights           rights to begin groups: held by makers / most that may be
+sessions         open sessions of agents at gateways, and the silent ones
 stored           groups in Redis / the limit, at which puts wait
 waits            puts wait for room, takes for a batch, makers for rights
 groups/s         between announcements of the worker; -: it made one so far
@@ -102,6 +103,7 @@ def task_page(task: TaskState | None, name: str, history: History, width: int | 
         "returned": f"{amount(stats.returned)} groups to the queue, "
         f"{amount(stats.taken_over)} of them from dead consumers",
         "rights": _rights(task),
+        "sessions": _sessions(task),
         "memory": "" if task.memory_bytes is None else size(task.memory_bytes),
         "order": task.order,
     }
@@ -198,6 +200,16 @@ def _rights(task: TaskState) -> str:
         f"{amount(rights.held)} held of {amount(rights.most)}; "
         f"{counted(rights.waiting, 'request', 'wait')}; "
         f"{amount(rights.lost)} taken back from dead makers"
+    )
+
+
+def _sessions(task: TaskState) -> str:
+    sessions = task.main.stats.sessions if task.main else None
+    if sessions is None:
+        return ""
+    return (
+        f"{amount(sessions.open)} open, {amount(sessions.silent)} of them silent; "
+        f"{amount(sessions.begun)} begun, with {counted(sessions.turns, 'turn')}"
     )
 
 

@@ -68,8 +68,17 @@ def task_table(
         Column("samples/s", 9, 10),
         Column("memory", 9, 11),
         Column("order", 12, 12, left=True),
+        *([Column("sessions", 16, 2)] if any(map(_sessions, tasks)) else []),
     )
-    return fitted(columns, [_task_row(task, history, curve) for task in tasks], width)
+    rows = [[*_task_row(task, history, curve), line(_sessions(task))] for task in tasks]
+    return fitted(columns, [row[: len(columns)] for row in rows], width)
+
+
+def _sessions(task: TaskState) -> str:
+    """Return the open sessions of a task; "" if it never had one."""
+    sessions = task.main.stats.sessions if task.main else None
+    silent = f", {short(sessions.silent)} silent" if sessions and sessions.silent else ""
+    return f"{short(sessions.open)}{silent}" if sessions else ""
 
 
 def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:

@@ -39,6 +39,15 @@ local function report_task(report)
       report('parts:' .. names[i], counter)
     end
   end
+  local known = numbers(key('parts'), 'sessions', 'turns', 'session_ms')
+  if known[1] > 0 then
+    local now = server_ms()
+    local silent = string.format('%.0f', now + known[3] / 2)
+    report('sessions:begun', known[1])
+    report('sessions:turns', known[2])
+    report('sessions:open', redis.call('ZCOUNT', key('sessions'), string.format('(%.0f', now), '+inf'))
+    report('sessions:silent', redis.call('ZCOUNT', key('sessions'), string.format('(%.0f', now), silent))
+  end
   if rules().groups_per_version then
     report_rights(report)
   end

@@ -14,6 +14,10 @@
 -- began; `dropped` of them; and `open`, those that are neither dropped nor over. filling:<place> has the key
 -- of the group that the next session joins; place is a digest of the prompt and of the group's options. All
 -- these keys expire when no session of the group was used for the time to live that gateways give it.
+--
+-- For those who look, sessions sorts the ids of sessions that are neither dropped nor over by the server's
+-- time at which they expire, and the hash parts counts `sessions` that began and their `turns`; it holds
+-- `session_ms`, the newest time to live.
 --@include task clock facts
 
 local HOLDER = '#sessions/0' -- holds the rights of groups that have no part yet
@@ -38,6 +42,7 @@ local function renew(session, head, ttl_ms)
   if redis.call('HEXISTS', session, 'over') == 1 then
     return
   end
+  redis.call('ZADD', key('sessions'), string.format('%.0f', server_ms() + ttl_ms), head.id)
   local ends = string.format('%.0f', set_clock() + ttl_ms)
   redis.call('ZADD', key('part_due'), 'XX', 'GT', ends, head.group)
   if head.right ~= '' and redis.call('HGET', key('admission'), 'series') == head.series then

@@ -34,6 +34,7 @@ end
 local index = string.format('%d', known[1])
 redis.call('HSET', session, index, ARGV[2], request, index, child, index, 'path ' .. index, path)
 add(session, 'turns', 1)
+add(key('parts'), 'turns', 1)
 add(session, 'bytes', size)
 add(session, 'samples', samples)
 add(session, 'tokens', tokens)

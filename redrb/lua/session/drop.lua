@@ -16,6 +16,7 @@ if not head or redis.call('HEXISTS', session, 'over') == 1 or
   return cmsgpack.pack('dropped')
 end
 redis.call('DEL', session)
+redis.call('ZREM', key('sessions'), head.id)
 local gathering = key('gathering', head.group)
 if redis.call('EXISTS', gathering) == 0 then
   return cmsgpack.pack('dropped')

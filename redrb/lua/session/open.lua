@@ -38,6 +38,13 @@ elseif not head then
   head.group, head.index, head.incarnation = group, count - 1, found[1]
   head.series, head.right, head.tags = found[2], found[3], found[4]
   redis.call('HSET', session, 'head', cmsgpack.pack(head), 'turns', 0, 'bytes', 0)
+  add(key('parts'), 'sessions', 1)
+  redis.call('HSET', key('parts'), 'session_ms', ask.ttl_ms)
+  local gone = redis.call('ZRANGEBYSCORE', key('sessions'), '-inf', string.format('%.0f', server_ms()),
+    'LIMIT', 0, PAGE.sessions_forgotten)
+  if #gone > 0 then
+    redis.call('ZREM', key('sessions'), unpack(gone))
+  end
   if count == head.size then
     redis.call('DEL', filling)
   end

@@ -14,5 +14,8 @@ if not head then
 end
 renew(session, head, ask.ttl_ms)
 local ends = ask.ends and number(session, 'turns') > 0
+if ends then
+  redis.call('ZREM', key('sessions'), head.id)
+end
 return cmsgpack.pack({outcome = 'used',
   short = ends and leave(head, redis.call('HSETNX', session, 'over', 1) == 1)})

@@ -19,7 +19,7 @@ _LARGEST = frozenset(
 """Numbers of several tasks that are not added: each process does the same in all, and the worst
 counts. A take, or a put, that waits does so in all."""
 
-_COMPOUND = ("ledger", "waiting", "admission", "parts")
+_COMPOUND = ("ledger", "waiting", "admission", "parts", "sessions")
 """Attributes that are no counters."""
 
 
@@ -155,6 +155,30 @@ class PartStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionStats:
+    """The sessions of agents at gateways of a task, at one moment.
+
+    Attributes:
+        open: Sessions that have neither a reward nor ended in another way.
+        silent: Those of them that nobody has used for half of the time after which they are gone.
+        begun: Sessions that ever began.
+        turns: Turns of all of these.
+    """
+
+    open: int = 0
+    silent: int = 0
+    begun: int = 0
+    turns: int = 0
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int]) -> SessionStats | None:
+        """Return the stats of a flat map of counters; None if there was no session."""
+        if "sessions:begun" not in counters:
+            return None
+        return cls(**{name: counters[f"sessions:{name}"] for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStats:
     """Counters of a task at one moment, as one consumer group sees it.
 
@@ -182,6 +206,7 @@ class StreamStats:
         waiting: Waiting groups by status; a status without groups is left out.
         admission: The rights to begin groups; None in a task without `groups_per_version`.
         parts: The groups that come in parts; None if there was none.
+        sessions: The sessions of agents at gateways; None if there was none.
     """
 
     ledger: Ledger
@@ -205,6 +230,7 @@ class StreamStats:
     waiting: Mapping[Status, int] = field(default_factory=dict)
     admission: AdmissionStats | None = None
     parts: PartStats | None = None
+    sessions: SessionStats | None = None
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
@@ -219,6 +245,7 @@ class StreamStats:
             waiting={status: groups for status, groups in waiting.items() if groups},
             admission=AdmissionStats.of(counters),
             parts=PartStats.of(counters),
+            sessions=SessionStats.of(counters),
             **{name: counters.get(name, 0) for name in others},
         )
 

@@ -1,6 +1,6 @@
 """Inference servers: sampling over HTTP with log-probabilities, and weight updates.
 
-They need httpx (extra `engines`).
+They need aiohttp (extra `engines`).
 """
 
 from redrb.train.engines.completions import Generation

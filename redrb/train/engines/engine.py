@@ -123,7 +123,7 @@ class Engine(ABC):
             api_key: Sent as a bearer token.
 
         Raises:
-            ConfigError: An argument is not usable, or httpx is not installed.
+            ConfigError: An argument is not usable, or aiohttp is not installed.
         """
         self.version: int | None = None
         self._client = client = JsonClient(url, timeout=timeout, api_key=api_key)

@@ -42,7 +42,8 @@ class Beside(Protocol):
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens, or raise ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends without delay only on sockets of this protocol: others wait 40 ms for the client
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -10,7 +10,8 @@ export function flow(task, weights) {
   const newest = weightsOf(task, weights);
   const rates = task.rates;
   return element("ol", { class: "flow" },
-    station("Makers", workersState(makers, rates?.put || staged), workersLines(makers, !staged && rates?.put)),
+    station("Makers", workersState(makers, rates?.put || staged),
+      [...workersLines(makers, !staged && rates?.put), ...sessionLines(main.stats.sessions)]),
     arrow("put", rates && rate(rates.put, "groups/s"), rates && rate(rates.samples_put, "samples/s"), !rates || !rates.put),
     station(task.name, fullState(main.stats), taskLines(main.stats, task, stages)),
     arrow("trained", rates && rate(rates.acked, "groups/s"), rates && rate(rates.samples_acked, "samples/s"), !rates || !rates.acked),
@@ -58,6 +59,13 @@ function workersLines(workers, flows) {
     lives("dead") ? `${count(lives("dead"))} dead` : null,
     ...Object.entries(waiting).map(([what, number]) => `${waits(number)} for ${what === "batch" ? "a batch" : what === "right" ? "a right to begin" : what}`),
   ].filter((line) => line);
+}
+
+// Of agents at gateways, which are makers: any gateway goes on with any session.
+function sessionLines(sessions) {
+  if (!sessions) return [];
+  const silent = sessions.silent ? `, ${count(sessions.silent)} silent` : "";
+  return [`${plural(sessions.open, "open session")}${silent}`, `${plural(sessions.turns, "turn")} of ${plural(sessions.begun, "session")}`];
 }
 
 function fullState(stats) {
