@@ -4,7 +4,7 @@
 
 MAKER=(redrb-maker "$RECIPE" --weights-timeout 1800)
 [ "$VLLM" ] || exec "${MAKER[@]}"
-PORT=$((10000 + (SLURM_JOB_ID * 64 + SLURM_LOCALID) % 20000))
+PORT=$((10000 + (${SLURM_JOB_ID:-0} * 64 + ${SLURM_LOCALID:-0}) % 20000))
 VLLM_SERVER_DEV_MODE=1 "$VLLM/bin/vllm" serve "$MODEL" --weight-transfer-config '{"backend": "redrb"}' \
   --enable-scale-out --logprobs-mode processed_logprobs --max-model-len 2048 \
   --host 127.0.0.1 --port "$PORT" & SERVER=$!
