@@ -135,17 +135,17 @@ def test_a_maker_samples_from_the_vllm_beside_it(folder: Folder) -> None:
     vllm = 'trap "echo vllm >> ended; kill \\$!; exit 0" TERM; echo "$@" > vllm; sleep 60 & wait'
     script(folder.path, "env/bin/vllm", vllm)
     script(folder.path, "bin/torchrun", WAITS.format("trainer", "trainer"))
-    says = 'echo "$@" > flags; ' + WAITS.format("maker", "maker")
+    says = 'echo "$@" > flags; env > variables; ' + WAITS.format("maker", "maker")
     script(folder.path, "bin/redrb-maker", says)
     environment = {"VLLM": str(folder.path / "env"), "MODEL": "a/model"}
-    job = folder.submit(
-        "--nodes=1", ":", "--nodes=1", "--ntasks-per-node=1", "job.sbatch", **environment
-    )
+    job = folder.submit(*ONE_MAKER, "job.sbatch", **environment)
     folder.await_lines("begun", ["maker", "trainer"])
     folder.slurm.until((folder.path / "vllm").exists)
     port = re.search(r"--port (\d+)", (folder.path / "vllm").read_text())
     assert port
     assert f"--engine-url http://127.0.0.1:{port[1]} " in (folder.path / "flags").read_text()
+    of_step = (folder.path / "variables").read_text().splitlines()
+    assert {"SLURM_CPUS_PER_TASK=8", "SLURM_GPUS_ON_NODE=1"} <= set(of_step)
     assert "serve a/model " in (folder.path / "vllm").read_text()
     folder.slurm.run("scancel", "--batch", "--signal=TERM", job)
     folder.await_lines("ended", ["maker", "trainer", "vllm"])
