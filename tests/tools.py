@@ -16,12 +16,15 @@ PACKAGES = {
     "chromium": "chromium",
     "fish": "fish",
     "libfaketime": "faketime",
+    "kubectl": "kubernetes-client",
     "luacheck": "lua-check",
     "mount": "mount",
+    "munged": "munge",
     "openssl": "openssl",
     "promtool": "prometheus",
     "redis-cli": "redis-tools",
     "redis-server": "redis-server",
+    "slurmctld": "slurm-wlm",
     "zsh": "zsh",
 }
 """Program, or library -> the package of Debian and Ubuntu that has it."""

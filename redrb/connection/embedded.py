@@ -94,7 +94,8 @@ exit $status
 
 # Freed memory stays mapped: returning its pages and faulting them in again halves the speed of
 # large values, and the next version of the weights needs the memory anyway.
-ALLOCATOR = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+# The second name is that of the jemalloc which a server brings with it.
+ALLOCATOR = dict.fromkeys(("MALLOC_CONF", "JE_MALLOC_CONF"), "dirty_decay_ms:-1,muzzy_decay_ms:-1")
 
 
 class EmbeddedServer:

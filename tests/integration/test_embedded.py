@@ -382,3 +382,16 @@ def test_the_command_ends_in_good_order(how, tmp_path):
     assert command.returncode == 0
     with redrb.connect(f"embedded://{tmp_path}/data") as client:
         assert client.execute("GET", "here") == b"yes"
+
+
+def test_the_server_keeps_freed_memory_with_either_jemalloc(tmp_path, monkeypatch):
+    """The system's jemalloc reads one variable, that of a server's own build the other one."""
+    program = tmp_path / "redis-server"
+    words = f'env > {tmp_path}/variables; exec {next(iter(programs().values()))} "$@"'
+    program.write_text(f"#!/bin/sh\n{words}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with redrb.connect("embedded://"):
+        variables = (tmp_path / "variables").read_text().splitlines()
+    keep = "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1"
+    assert {keep, f"JE_{keep}"} <= set(variables)

@@ -19,8 +19,6 @@ from redrb.recipe import character_tokenizer
 from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
 from redrb.recipe.settings import read_file, settings_of
-from tests.integration.test_kubernetes import check
-from tests.tools import need
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k"
 RECIPE = str(EXAMPLE / "recipe.py")
@@ -96,29 +94,3 @@ def test_the_services_of_compose_have_known_settings() -> None:
     assert '--weight-transfer-config={"backend":"redrb"}' in services["vllm"]["command"]
     assert services["vllm"]["shm_size"]  # the host cache keeps two versions
     assert "ports" not in services["vllm"]  # anyone who reaches it could replace its weights
-
-
-def test_the_manifests_follow_the_schema_of_kubernetes_and_have_known_settings() -> None:
-    manifests = list(yaml.safe_load_all((EXAMPLE / "kubernetes.yml").read_text()))
-    kinds = [each["kind"] for each in manifests]
-    assert kinds == ["PersistentVolumeClaim", "Job", "Job", "Deployment"]
-    for manifest in manifests:
-        check(manifest)
-    for container in (
-        container
-        for manifest in manifests[1:]
-        for container in manifest["spec"]["template"]["spec"]["containers"]
-    ):
-        variables = {each["name"] for each in container.get("env", ())}
-        assert {name for name in variables if name.startswith("REDRB_")} <= KNOWN
-
-
-def test_the_script_for_slurm_is_valid_and_its_commands_are_understood() -> None:
-    script = EXAMPLE / "slurm.sh"
-    subprocess.run([need("bash"), "-n", script], check=True)
-    text = script.read_text()
-    assert {f"REDRB_{name}" for name in re.findall(r"REDRB_(\w+)=", text)} <= KNOWN | {"REDRB_URL"}
-    trainer = parse("redrb-trainer", None, [RECIPE, "--shard", "--groups", "4"]).recipe
-    assert (trainer.shard, trainer.groups) == (True, 4)
-    flags = re.findall(r"(--(?:engine-url|device|shard|groups|checkpoints|metrics))\b", text)
-    assert len(flags) == 6

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -142,76 +142,3 @@ def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
         (tmp_path / "output").read_text(),
         re.MULTILINE,
     )
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
-    """Start the example for Slurm with stand-ins for Slurm's commands and the workers."""
-    need("openssl")
-    need("redis-cli")
-    words = (PAGES.parents[1] / "examples" / "slurm" / "job.sbatch").read_text()
-    port = str(free_port())
-    script(tmp_path, "job.sbatch", words.replace("6379", port))
-    script(tmp_path, "bin/redis-server", f'exec {list(programs().values())[-1]} "$@"')
-    script(
-        tmp_path,
-        "bin/scontrol",
-        '[ "$1" = show ] && printf "localhost\\nnode-2\\nnode-3\\n" || echo "$@" >> requeued',
-    )
-    script(tmp_path, "bin/srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
-    script(
-        tmp_path,
-        "bin/redrb-maker",
-        "trap 'exit 0' TERM; echo m >> makers; sleep 60 & wait; kill $!",
-    )
-
-    def start(trainer: str) -> subprocess.Popen[str]:
-        script(tmp_path, "bin/torchrun", trainer)
-        return subprocess.Popen(
-            ["bash", "job.sbatch"],
-            cwd=tmp_path,
-            env=variables(
-                tmp_path, SLURMD_NODENAME="localhost", SLURM_JOB_NODELIST="all", SLURM_JOB_ID="7"
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    return start
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_the_script_for_slurm_ends_when_the_trainer_ends(
-    slurm: Callable[[str], subprocess.Popen[str]], tmp_path: Path, status: int
-) -> None:
-    ask = f"{sys.executable} -c 'import redrb; redrb.connect().close()'"
-    with slurm(f'{ask} && echo "$@" > trainer; exit {status}') as job:
-        try:
-            assert job.wait(60) == status, job.stdout and job.stdout.read()
-        finally:
-            end(job)
-    assert "-m redrb.cli.processes.trainer my_recipe.py" in (tmp_path / "trainer").read_text()
-    assert (tmp_path / "makers").read_text() == "m\nm\n"
-    assert not (tmp_path / "requeued").exists()
-    assert (tmp_path / "runs" / "grpo" / "password").stat().st_mode & 0o77 == 0
-
-
-@pytest.mark.slow
-def test_the_script_for_slurm_ends_in_order_and_is_queued_again_at_its_time_limit(
-    slurm: Callable[[str], subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    trainer = "trap 'echo saved > saved; kill $!; exit 0' TERM; sleep 60 & echo ready; wait"
-    with slurm(trainer) as job:
-        try:
-            assert job.stdout is not None
-            assert any(line == "ready\n" for line in job.stdout)
-            job.send_signal(signal.SIGTERM)
-            job.stdout.read()
-            job.wait(60)
-        finally:
-            end(job)
-    assert (tmp_path / "saved").exists()
-    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
-    assert list((tmp_path / "runs" / "grpo" / "redis").glob("appendonlydir/*"))
