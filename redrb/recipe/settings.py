@@ -24,7 +24,7 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str
 
 RESERVED = (
     *("recipe", "settings", "help", "json", "makers", "out", "restarts", "fresh"),
-    *("on", "gpus_per_maker", "trainer_gpus"),
+    *("on", "gpus_per_maker", "trainer_gpus", "serve"),
 )
 """Names of flags that the commands have beside the settings."""
 

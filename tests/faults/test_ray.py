@@ -37,7 +37,7 @@ class Nodes:
     """A cluster of Ray with four virtual nodes, of which three run workers."""
 
     def __init__(self) -> None:
-        self.client_port = free_port()
+        self.client_port, self.made = free_port(), 0
         os.environ["RAY_worker_niceness"] = "0"  # of 15, they stand still on a busy machine
         head = {
             "num_cpus": 0,
@@ -53,7 +53,10 @@ class Nodes:
         return f"ray://127.0.0.1:{self.client_port}"
 
     def _new(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, **STORE)
+        self.made += 1
+        # each has a folder of its own, as machines do: Ray empties it when it brings a recipe
+        own = {"runtime_env_dir_name": f"node-{self.made}"}
+        return self.cluster.add_node(num_cpus=2, **STORE, **own)
 
     def replace(self, worker: str) -> None:
         """Kill the node of a worker, and add another one."""

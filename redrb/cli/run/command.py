@@ -58,6 +58,11 @@ class LaunchSettings(Settings):
     trainer_gpus: float = option(
         -1.0, "with --on: GPUs of the trainer; -1: 1 if the cluster has any", least=-1
     )
+    serve: str = option(
+        "",
+        "with --on: command of an inference server that each maker starts beside itself, such as "
+        "'vllm serve MODEL'; its port and redrb's weight transfer backend are added",
+    )
 
 
 def add_to(commands: Commands) -> None:
@@ -88,6 +93,7 @@ def main(words: Sequence[str]) -> int:
             out=folder.path,
             gpus_per_maker=settings.gpus_per_maker,
             trainer_gpus=settings.trainer_gpus,
+            serve=settings.serve,
         )
     options = parsed.options
     return Run(

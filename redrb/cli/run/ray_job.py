@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 UNPLACED_S = 20.0
 """Seconds after which the run says that the cluster has no room for a worker."""
 
+VLLM = (
+    """--weight-transfer-config '{"backend": "redrb"}' --enable-scale-out """
+    "--logprobs-mode processed_logprobs"
+)
+"""Flags with which vLLM takes weights from Redis."""
+
 LOST = "was lost with its actor or its node"
 
 _IN_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -91,6 +97,7 @@ class RayJob:
         out: Path,
         gpus_per_maker: float,
         trainer_gpus: float,
+        serve: str = "",
     ) -> None:
         """Connect to the cluster; in the main thread, before signals are handled.
 
@@ -98,13 +105,20 @@ class RayJob:
             folder: What the nodes need for the recipe; "": nothing.
             out: Folder of the run, which they do not need.
             trainer_gpus: Below 0: one if the cluster has any.
+            serve: Command of the inference server of each maker; "": makers start none.
 
         Raises:
-            ConfigError: Ray is not installed here, there is no such cluster, or its nodes cannot
-                reach the Redis of the job.
+            ConfigError: The recipe samples from no server, Ray is not installed here, there is no
+                such cluster, or its nodes cannot reach the Redis of the job.
         """
         recipe = job.recipe
         check_reachable(recipe.url, [])
+        engine = getattr(recipe, "engine", "local")
+        if serve and engine == "local":
+            raise ConfigError(
+                "--serve is for makers that sample from a server: give --engine vllm."
+            )
+        self._serve = f"{serve} {VLLM}" if serve and engine == "vllm" else serve
         require_package("ray", extra="ray")
         import ray
 
@@ -152,10 +166,13 @@ class RayJob:
     ) -> RayProcess:
         """Start a worker, or follow it if it runs; it has `stop_s` seconds after SIGTERM."""
         job, recipe, trains = self._job, self._job.recipe, name == TRAINER
+        command = job.command(name)
+        if self._serve and not trains:
+            command = ["redrb.cli.processes.engine_maker", self._serve, *command[1:]]
         assigned = Assignment(
             release=redrb.__version__,
             name=name,
-            command=tuple(job.command(name)),
+            command=tuple(command),
             url=recipe.url,
             namespace=recipe.namespace,
             task=recipe.task_name,

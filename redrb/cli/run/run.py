@@ -167,7 +167,8 @@ class Run:
         self._say(f"server {version} at {client.where}")
         if not self.temporary:
             self._say(f"task {recipe.task_name} of namespace {recipe.namespace}")
-            self._say(f"metrics, logs and checkpoints in {self.folder.path}")
+            kept = "metrics, logs and checkpoints" if self.ray is None else "metrics and logs"
+            self._say(f"{kept} in {self.folder.path}")
         if self.ray is not None and self.ray.running:
             self._say(f"follows the workers that run: {', '.join(self.ray.running)}")
         if steps:

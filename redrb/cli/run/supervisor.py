@@ -52,7 +52,8 @@ class Restarting:
     """A worker has died, and the place that it runs in starts it again.
 
     Attributes:
-        delay_s: The delay before its restart; None: it is not known.
+        delay_s: The delay before its restart; None: it was lost with its place, which is no death
+            that counts, and starts in another one when there is room.
     """
 
     death: Death
@@ -244,7 +245,8 @@ class Supervisor:
             part.state = ProcessState.RUNNING
             self.report("restarted", worker=name)
         elif isinstance(change, Restarting):
-            part.restarts.delay_s(change.death)  # counts it
+            if change.delay_s is not None:
+                part.restarts.delay_s(change.death)  # counts it
             self._restarts(part, change.death, change.delay_s, due=math.inf)
         else:
             part.worker = None
