@@ -29,7 +29,7 @@ from redrb.recipe.loading import file_of, shipped
 if TYPE_CHECKING:
     from redrb.recipe.command_line import Parsed
 
-UNPLACED_S = 20.0
+UNPLACED_S = 30.0
 """Seconds after which the run says that the cluster has no room for a worker."""
 
 VLLM = (
@@ -141,7 +141,10 @@ class RayJob:
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"--on {address}: {error}") from error
+            raise ConfigError(
+                f"--on {address}: there is no such cluster, or it cannot be used: {error} Give "
+                "ray://HEAD:10001, or auto on a node of the cluster."
+            ) from error
         nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         check_reachable(recipe.url, nodes, getattr(ray.get_runtime_context(), "gcs_address", ""))
         if trainer_gpus < 0:
@@ -337,7 +340,7 @@ def check_reachable(url: str, nodes: list[str], gcs: str = "") -> None:
     found = parse_address(url or "embedded://")
     places = [(found.options.get("host", ""), found.options.get("port", 0)), *found.nodes]
     places += [(each.options["host"], each.options["port"]) for each in found.sentinels]
-    told = "and not 6379 on Ray's head node, where Ray's own server listens by default"
+    told = "not with port 6379 of Ray's head node, where Ray's own server listens by default"
     if found.scheme in ("embedded", "fake", "unix"):
         raise ConfigError(
             f"--on needs a Redis that all nodes reach, and {found.where} is on this machine: give "
