@@ -30,6 +30,11 @@ from ray.cluster_utils import Cluster  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TESTS = Path(__file__).parents[1]
+LIGHT = {
+    "RAY_worker_niceness": "0",  # of 15, workers stand still on a busy machine
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 STORE = {"object_store_memory": 80_000_000}
 WAIT_S = 240.0
 
@@ -39,7 +44,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.client_port, self.made = free_port(), 0
-        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray writes it so)
+        os.environ |= LIGHT
         head = {
             "num_cpus": 0,
             "include_dashboard": False,

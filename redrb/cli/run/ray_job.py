@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -39,6 +37,8 @@ VLLM = (
 """Flags with which vLLM takes weights from Redis."""
 
 LOST = "was lost with its actor or its node"
+
+_NOT_6379 = "not with port 6379 of Ray's head node, where Ray's own server listens by default"
 
 _IN_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable that Ray sets in the entry point of `ray job submit`."""
@@ -129,9 +129,9 @@ class RayJob:
         self._unplaced = False
         brought: dict[str, Any] = {}
         if folder:
-            brought["working_dir"] = folder
+            brought = {"working_dir": folder, "excludes": ["runs/"]}
             with contextlib.suppress(ValueError):  # it is elsewhere
-                brought["excludes"] = [f"/{out.resolve().relative_to(folder)}/"]
+                brought["excludes"].append(f"/{out.resolve().relative_to(folder)}/")
         try:
             ray.init(
                 address,
@@ -338,36 +338,21 @@ def check_reachable(url: str, nodes: list[str], gcs: str = "") -> None:
         ConfigError: The message says what to give instead.
     """
     found = parse_address(url or "embedded://")
-    places = [(found.options.get("host", ""), found.options.get("port", 0)), *found.nodes]
-    places += [(each.options["host"], each.options["port"]) for each in found.sentinels]
-    told = "not with port 6379 of Ray's head node, where Ray's own server listens by default"
     if found.scheme in ("embedded", "fake", "unix"):
         raise ConfigError(
             f"--on needs a Redis that all nodes reach, and {found.where} is on this machine: give "
-            f"--url redis://HOST:6380/0 (or REDRB_URL), {told}."
+            f"--url redis://HOST:6380/0 (or REDRB_URL), {_NOT_6379}."
         )
-    for host, port in places:
-        if len(set(nodes)) > 1 and _is_here(host):
+    options = found.options, *(each.options for each in found.sentinels)
+    for host, port in [*found.nodes, *((each.get("host"), each.get("port")) for each in options)]:
+        here = host in ("localhost", "127.0.0.1", "::1")
+        if here and len(set(nodes)) > 1:
             raise ConfigError(
                 f"--on needs a Redis that all nodes reach, and {host} is another machine on each "
-                f"of them: give its name or address, {told}."
+                f"of them: give its name or address, {_NOT_6379}."
             )
-        if gcs and port == int(gcs.rpartition(":")[2]) and _same(host, gcs.rpartition(":")[0]):
+        if f"{nodes[0] if here and nodes else host}:{port}" == gcs:
             raise ConfigError(
                 f"{host}:{port} is Ray's own server (GCS), not Redis: let Redis listen on another "
                 "port, such as 6380."
             )
-
-
-def _is_here(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _same(host: str, address: str) -> bool:
-    if _is_here(host):
-        return True  # the driver is on a node, and the port is taken there
-    with contextlib.suppress(OSError):
-        return socket.gethostbyname(host) == address
-    return False

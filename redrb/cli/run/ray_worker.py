@@ -27,9 +27,6 @@ READ_S = 20.0
 UNREAD_S = 60.0
 """Seconds for which an actor keeps its last reports, after its worker has ended."""
 
-PAGE_BYTES = 1_000_000
-"""Bytes of reports in an answer, from which no more are added."""
-
 KEPT_BYTES = 8_000_000
 """Bytes of reports that are kept while nobody reads them; the oldest go first."""
 
@@ -126,12 +123,7 @@ class RayWorker:
             self._changed.wait_for(lambda: self._reports or self._reader != reader, READ_S)
             if self._reader != reader:
                 return None
-            found, size = list[Report](), 0
-            for report, length in self._reports:
-                found.append(report)
-                size += length
-                if size >= PAGE_BYTES:
-                    break
+            found = [report for report, _ in self._reports]
             return Page(self._begun, self._assigned.digest, self._first, found)
 
     def end(self) -> None:

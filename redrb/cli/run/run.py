@@ -76,7 +76,7 @@ class Run:
     _history: JobEvents = field(default_factory=JobEvents)
     _diary: MetricsLog = field(init=False)
     _supervisor: Supervisor = field(init=False)
-    _interrupt: Interrupt = field(init=False)
+    _interrupt: Interrupt = field(default_factory=lambda: Interrupt())
     _observer: Observer = field(init=False)
     _started: float = 0.0
     _failed: bool = False
