@@ -270,13 +270,15 @@ def test_a_process_that_dies_is_started_again_and_given_up_by_the_rule_of_a_run(
 def test_a_job_that_ends_while_nobody_follows_it_leaves_nothing(
     nodes: Nodes, start: Callable[..., Run]
 ) -> None:
-    run = start("counting", "--steps", "300")
+    run = start("counting", "--steps", "500")
     run.progresses()
     run.popen.kill()
+    nodes.replace("trainer")  # the new one gets the recipe from Ray
     until(lambda: not nodes.names(), "the workers have left Ray")
     assert not processes("trainer")
-    again = start("counting", "--steps", "300")
+    again = start("counting", "--steps", "500", "--json")
     assert again.end() == 0, again.output
+    assert json.loads(again.output.splitlines()[-1])["reward_last"] == 500
     assert re.search(r"ledger balanced +│ +yes", again.output), again.output
 
 

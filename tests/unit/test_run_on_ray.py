@@ -115,6 +115,18 @@ def test_a_process_that_dies_is_started_again_in_its_actor_until_it_is_given_up(
     assert metrics == [EVENT, EVENT]
 
 
+def test_a_node_that_can_start_no_process_is_a_death(
+    make: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("redrb.cli.run.worker_process.subprocess.Popen", full)
+    found = reports(make(), until="end")
+    assert [kind for kind, _ in found if kind != "log"] == ["death", "started", "end"]
+    assert "Resource temporarily unavailable" in found[-1][1].reason
+
+
 def test_a_trainer_that_is_started_again_has_the_time_that_is_left(
     make: Callable[..., Actor],
 ) -> None:

@@ -172,14 +172,18 @@ class RayWorker:
         with self._starting:
             if self._ending.is_set():
                 return Death(0, 0.0, "")
-            self._process = WorkerProcess(
-                command,
-                environment=child_environment(without=PREFIX, **{variable_of("url"): assigned.url}),
-                metrics=_Reported(self, METRICS),
-                log=_Reported(self, LOG),
-                on_event=self._history.add,
-                on_end=ended.put,
-            )
+            variables = {variable_of("url"): assigned.url}
+            try:
+                self._process = WorkerProcess(
+                    command,
+                    environment=child_environment(without=PREFIX, **variables),
+                    metrics=_Reported(self, METRICS),
+                    log=_Reported(self, LOG),
+                    on_event=self._history.add,
+                    on_end=ended.put,
+                )
+            except OSError as error:  # this node can start no process now
+                return Death(1, 0.0, str(error))
         death = ended.get()
         if death.status:
             with suppress(RedrbError), connect(assigned.url, retry_s=0.0) as client:
