@@ -24,6 +24,7 @@ from tests.servers import Server, free_port, programs
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray runs this file")
 
+from ray._private import services  # noqa: E402
 from ray._private.state import actors  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -143,9 +144,18 @@ class Run:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     """A cluster whose nodes are ended with the tests."""
-    made = Nodes()
-    yield made
-    made.close()
+    ask = services.get_node
+
+    def node(*place: Any) -> Any:
+        with contextlib.suppress(RuntimeError):  # it has not started yet
+            return ask(*place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray itself gives a node 30 s, which a busy machine exceeds
+        patch.setattr(services, "get_node", lambda *place: until(lambda: node(*place), "a node"))
+        made = Nodes()
+        yield made
+        made.close()
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ import signal, sys, threading
 if "hang" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print({json.dumps(EVENT)!r}, flush=True)
-print(" ".join(sys.argv[1:]), flush=True)
+print("given", *sys.argv[1:], flush=True)
 if "fail" in sys.argv:
     raise SystemExit("it failed")
 threading.Event().wait()
@@ -132,8 +132,8 @@ def test_a_trainer_that_is_started_again_has_the_time_that_is_left(
 ) -> None:
     found = reports(make("fail", most_s=9.0), until="end")
     log = b"".join(value for kind, value in found if kind == "log").decode()
-    assert "\nfail\n" in log
-    assert "\nfail --max-seconds=7.0\n" in log
+    assert "given fail\n" in log
+    assert "given fail --max-seconds=7.0\n" in log
 
 
 def test_a_worker_ends_in_order_and_is_not_started_again(make: Callable[..., Actor]) -> None:
