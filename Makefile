@@ -7,7 +7,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --config-settings edit
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python $(PIP)
 PYTEST := -m pytest -n 4 --dist worksteal -m "not slow"
 
-.PHONY: help setup demo example test test-newest test-oldest lock test-slow test-engines test-peers test-agents chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
+.PHONY: help setup demo example test test-newest test-oldest lock test-slow test-engines test-ray test-peers test-agents chaos sanitize fuzz check format guard bench pictures docs docs-serve wheel clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -48,6 +48,10 @@ test-slow: .venv/.dev  ## run the tests that take longer
 
 test-engines: .venv/.dev  ## run makers on a real vLLM: VLLM=folder with bin/vllm and model
 	@VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m slow tests/real_engines $(ARGS)
+
+test-ray: .venv/.dev  ## run jobs on four virtual nodes of Ray, some of which are lost (installs ray)
+	@$(BIN)/python -c "import ray" 2>/dev/null || $(INSTALL) 'ray[client]'
+	@$(BIN)/python -m pytest -m slow tests/faults/test_ray.py $(ARGS)
 
 test-peers: .venv/.dev  ## run tests of other projects on redrb: PEERS=folder of checkouts, PYTHON=with their packages
 	@$(BIN)/python -m tests.peers $(abspath $(PEERS)) $(PYTHON)

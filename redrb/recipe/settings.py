@@ -22,7 +22,10 @@ from redrb.options import option as option
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The types that a setting may have."""
 
-RESERVED = ("recipe", "settings", "help", "json", "makers", "out", "restarts", "fresh")
+RESERVED = (
+    *("recipe", "settings", "help", "json", "makers", "out", "restarts", "fresh"),
+    *("on", "gpus_per_maker", "trainer_gpus", "serve"),
+)
 """Names of flags that the commands have beside the settings."""
 
 MISSPELT = 0.85

@@ -31,8 +31,8 @@ from redrb.cli.run.history import JobEvents
 from redrb.cli.run.job import Job, delete_job
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.server import RunServer, server_for, watch_advice
-from redrb.cli.run.supervisor import ProcessState, Supervisor, _Process
-from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess, _event
+from redrb.cli.run.supervisor import ProcessState, Restarts, Supervisor, _Process
+from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess, event_in
 from redrb.connection import Client
 from redrb.connection.embedded import EmbeddedServer
 from redrb.errors import ConfigError
@@ -45,11 +45,11 @@ from tests.samples import numbered
 
 
 def test_delays_grow_and_are_forgotten_after_a_process_ran_well() -> None:
-    restarts = _Process("maker-1", lambda _: None, 8)
-    delays = [restarts.delay_s(ran_s=1) for _ in range(9)]
+    restarts = Restarts(8)
+    delays = [restarts.delay_s(Death(1, 1, "")) for _ in range(9)]
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, None]
-    assert restarts.delay_s(ran_s=60) == 1
-    assert restarts.delay_s(ran_s=59) == 2
+    assert restarts.delay_s(Death(1, 60, "")) == 1
+    assert restarts.delay_s(Death(1, 59, "")) == 2
 
 
 class Running:
@@ -94,7 +94,7 @@ class Supervised:
         return start
 
     def _part(self, name: str) -> Any:
-        return _Process(name, self._starter(name), 0)
+        return _Process(name, self._starter(name), Restarts(0))
 
     def end(self, name: str, status: int, *, ran_s: float = 100) -> None:
         self.started[name][-1].on_end(Death(status, ran_s, "why"))
@@ -129,7 +129,7 @@ def test_a_trainer_that_fails_without_makers_is_not_restarted() -> None:
 def test_a_server_that_waits_for_its_restart_is_started_before_the_workers_end() -> None:
     run = Supervised("maker-1")
     server = run.supervisor._parts["the server"]
-    server.restarts = 3
+    server.restarts.most = 3
     server.worker = None  # as that of servers
     started: list[list[str]] = []
 
@@ -337,7 +337,7 @@ def test_the_log_is_the_reason_only_of_a_process_that_ended_by_itself(
 
 def test_a_server_that_ends_in_order_is_started_again() -> None:
     run = Supervised("maker-1")
-    run.supervisor._parts["the server"].restarts = 1
+    run.supervisor._parts["the server"].restarts.most = 1
     run.end("the server", 0)
     assert run.reports == [("death", "the server")]
 
@@ -482,7 +482,7 @@ def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
     ],
 )
 def test_what_a_recipe_prints_is_no_event(line: bytes, is_event: bool) -> None:
-    assert (_event(line) is not None) is is_event
+    assert (event_in(line) is not None) is is_event
 
 
 def test_a_torn_last_line_ends_before_the_next_run_appends(tmp_path: Path) -> None:

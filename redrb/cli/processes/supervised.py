@@ -1,7 +1,7 @@
 """Runs a worker of `redrb run`, and kills it when the run is gone, however that has ended.
 
 `python -m redrb.cli.processes.supervised MODULE ARGUMENTS` does what `python -m MODULE ARGUMENTS`
-does.
+does; behind `--` stands a program with its arguments instead.
 Standard input is a pipe to which the run never writes, and which the kernel closes with the run.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 
@@ -23,13 +24,15 @@ def _end_with_run(pipe: int) -> None:
 
 
 def main() -> None:
-    """Run the module."""
+    """Run the module, or the program."""
     pipe = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     threading.Thread(target=_end_with_run, args=(pipe,), name=WATCHER, daemon=True).start()
     del sys.argv[0]
+    if sys.argv[0] == "--":
+        raise SystemExit(subprocess.call(sys.argv[1:]))
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

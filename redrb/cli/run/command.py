@@ -49,6 +49,20 @@ class LaunchSettings(Settings):
         "given up",
         least=0,
     )
+    on: str = option(
+        "",
+        "run the workers on a Ray cluster: ray://HOST:10001, HOST:6379, or auto on one of its "
+        "nodes; --url names a Redis that all nodes reach",
+    )
+    gpus_per_maker: float = option(0.0, "with --on: GPUs of each maker", least=0)
+    trainer_gpus: float = option(
+        -1.0, "with --on: GPUs of the trainer; -1: 1 if the cluster has any", least=-1
+    )
+    serve: str = option(
+        "",
+        "with --on: command of an inference server that each maker starts beside itself, such as "
+        "'vllm serve MODEL'; its port and redrb's weight transfer backend are added",
+    )
 
 
 def add_to(commands: Commands) -> None:
@@ -67,8 +81,23 @@ def main(words: Sequence[str]) -> int:
 
     folder = RunFolder(Path(settings.out or f"runs/{parsed.recipe.name}"))
     job = job_of(parsed, settings, folder.checkpoints)
+    ray = None
+    if settings.on:
+        from redrb.cli.run.ray_job import RayJob, job_on_ray
+
+        job, brought = job_on_ray(parsed, job)
+        ray = RayJob(
+            settings.on,
+            job,
+            folder=brought,
+            out=folder.path,
+            gpus_per_maker=settings.gpus_per_maker,
+            trainer_gpus=settings.trainer_gpus,
+            serve=settings.serve,
+        )
+    options = parsed.options
     return Run(
-        job, folder, fresh=parsed.options.fresh, as_json=parsed.options.json, show=job_screen()
+        job, folder, fresh=options.fresh, as_json=options.json, show=job_screen(), ray=ray
     ).run()
 
 
@@ -111,9 +140,13 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
     changes = {}
     if parsed.origins["namespace"] == "default":
         changes["namespace"] = recipe.name
-    if not recipe.checkpoints:
+    if not (recipe.checkpoints or settings.on):  # other nodes do not have this folder
         changes["checkpoints"] = str(checkpoints)
-    elif options["fresh"] and any(Path(recipe.checkpoints).rglob("checkpoint-*.pt")):
+    elif (
+        recipe.checkpoints
+        and options["fresh"]
+        and any(Path(recipe.checkpoints).rglob("checkpoint-*.pt"))
+    ):
         raise ConfigError(
             f"--fresh deletes only what runs make in their folder: the checkpoints in "
             f"{recipe.checkpoints} are from {parsed.origins['checkpoints']}, delete them "

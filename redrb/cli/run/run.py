@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -21,16 +21,19 @@ from redrb.cli.run.history import JobEvents
 from redrb.cli.run.job import TRAINER, Job, delete_job, delete_namespace
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.server import server_for, watch_advice
-from redrb.cli.run.supervisor import ProcessState, Supervisor
-from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess
+from redrb.cli.run.supervisor import OnChange, ProcessState, Supervisor, Worker
+from redrb.cli.run.worker_process import Death, WorkerProcess
 from redrb.connection import Client, connect
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
-from redrb.errors import StoreError, UnknownTask
+from redrb.errors import ConfigError, StoreError, UnknownTask
 from redrb.recipe.loading import file_of
 from redrb.stream import StreamStats
 from redrb.stream.task.lookup import task_stats
 from redrb.watch.state.observer import Observer
+
+if TYPE_CHECKING:
+    from redrb.cli.run.ray_job import RayJob
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines that say how far the run is."""
@@ -58,6 +61,8 @@ class Run:
         show: Shows it on a terminal until `follow`, which it calls in a thread, returns, and then
             calls `screen_ended`; SIGINT ends the run. It is given the run, an observer of the job's
             namespace, and this namespace for people. None: a line is printed every few seconds.
+        ray: The cluster that the workers run on, and go on without this process; None: they are
+            processes of this machine.
     """
 
     job: Job
@@ -66,11 +71,12 @@ class Run:
     fresh: bool = False
     as_json: bool = False
     show: Callable[[Run, Observer, str], None] | None = None
+    ray: RayJob | None = None
     _console: Console = field(default_factory=Console)
     _history: JobEvents = field(default_factory=JobEvents)
     _diary: MetricsLog = field(init=False)
     _supervisor: Supervisor = field(init=False)
-    _interrupt: Interrupt = field(init=False)
+    _interrupt: Interrupt = field(default_factory=lambda: Interrupt())
     _observer: Observer = field(init=False)
     _started: float = 0.0
     _failed: bool = False
@@ -92,8 +98,12 @@ class Run:
         recipe = self.job.recipe
         to_end = Stop(recipe.stop_timeout)
         supervisor = self._supervisor = Supervisor(TRAINER, self._report)
+        if self.ray is not None:
+            self.ray.complain, self.ray.leave = self._complain, supervisor.leave
 
         def wake() -> None:
+            if self.ray is not None and self._interrupt.number == signal.SIGHUP:
+                supervisor.leave("the terminal is gone")
             to_end.begin()
             supervisor.happenings.put(None)
 
@@ -105,6 +115,10 @@ class Run:
             moved = "" if self.fresh else self.folder.check_owner(owner)
             if moved:
                 self._complain(moved)
+            if self.ray is not None:
+                scope.callback(self.ray.close)
+                if self.fresh and self.ray.running:
+                    raise ConfigError("--fresh: the job runs on this cluster; end it first.")
             self._interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
             scope.enter_context(Deadline(budget=to_end))
             if self.fresh:
@@ -137,10 +151,11 @@ class Run:
                 self._say(watch_advice(url, self.job.recipe.namespace))
                 self._watch(client)
                 self._why = self._reason()
-                stop_s = self.job.recipe.stop_timeout
-                supervisor.end_workers(stop_s + END_S, makers_s=stop_s + MAKER_END_S)
+                if not supervisor.left:
+                    supervisor.end_workers(self._stop_s(TRAINER), makers_s=self._stop_s("makers"))
             finally:
-                supervisor.kill()
+                if self.ray is None:
+                    supervisor.kill()
             seconds = time.perf_counter() - self._started
             self._failed = ProcessState.GIVEN_UP in supervisor.states.values()
             self._diary.write("finished", seconds=seconds, why=self._why)
@@ -152,7 +167,10 @@ class Run:
         self._say(f"server {version} at {client.where}")
         if not self.temporary:
             self._say(f"task {recipe.task_name} of namespace {recipe.namespace}")
-            self._say(f"metrics, logs and checkpoints in {self.folder.path}")
+            kept = "metrics, logs and checkpoints" if self.ray is None else "metrics and logs"
+            self._say(f"{kept} in {self.folder.path}")
+        if self.ray is not None and self.ray.running:
+            self._say(f"follows the workers that run: {', '.join(self.ray.running)}")
         if steps:
             self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
 
@@ -162,26 +180,41 @@ class Run:
         environment, trained_before_s = job.environment(url), history.trained_s
 
         def add(name: str) -> None:
-            def start(on_end: OnEnd) -> WorkerProcess:
+            def start(on_change: OnChange) -> Worker:
                 def ended(death: Death) -> None:
-                    on_end(death)
+                    on_change(death)
                     if death.status:
                         return_held(client, task, namespace, death.pid)
 
+                metrics = RecordFile(folder.metrics(name), self._lost_records)
+                log = RecordFile(folder.log(name), self._lost_records)
+                if self.ray is not None:
+                    return self.ray.start(
+                        name,
+                        stop_s=self._stop_s(name),
+                        metrics=metrics,
+                        log=log,
+                        on_event=history.add,
+                        on_change=on_change,
+                    )
                 return WorkerProcess(
                     job.command(name, trained_s=history.trained_s - trained_before_s),
                     environment=environment,
-                    metrics=RecordFile(folder.metrics(name), self._lost_records),
-                    log=RecordFile(folder.log(name), self._lost_records),
+                    metrics=metrics,
+                    log=log,
                     on_event=history.add,
                     on_end=ended,
                     lock=folder.workers_lock,
                 )
 
-            self._supervisor.add_worker(name, start, job.restarts)
+            self._supervisor.add_worker(name, start, job.restarts if self.ray is None else 0)
 
-        for name in (TRAINER, *job.maker_names):
+        for name in self.ray.names if self.ray is not None else (TRAINER, *job.maker_names):
             add(name)
+
+    def _stop_s(self, worker: str) -> float:
+        """Return the seconds that a worker has after SIGTERM."""
+        return self.job.recipe.stop_timeout + (END_S if worker == TRAINER else MAKER_END_S)
 
     def _watch(self, client: Client) -> None:
         namespace = self.job.recipe.namespace
@@ -233,9 +266,9 @@ class Run:
         if event == "restarted":
             self._say(f"{name} was started again")
         elif event == "death":
-            self._complain(
-                f"{name} {why}; restart in {values['restart_in_s']:g} s{values['brief']}"
-            )
+            delay_s = values["restart_in_s"]
+            when = "Ray starts it again" if delay_s is None else f"restart in {delay_s:g} s"
+            self._complain(f"{name} {why}; {when}{values['brief']}")
         else:
             times = f", {values['deaths']} times in a row," if values["deaths"] > 1 else ""
             self._complain(f"{name} {why}{times} and was given up")
@@ -249,6 +282,8 @@ class Run:
             self._complain(text)
 
     def _reason(self) -> str:
+        if self._supervisor.left:
+            return f"{self._supervisor.left}; the same command follows the job again"
         if self._interrupt.number:
             return f"{self._interrupt.name} has ended the run"
         if self._supervisor.states[TRAINER] is ProcessState.DONE and self._history.ended:
@@ -269,13 +304,14 @@ class Run:
         self._console.print(table(figures, history, stats))
         if history.reward_last is None:
             self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
-        if self._interrupt.number and not self.temporary:
+        if self._interrupt.number and not (self.temporary or self._supervisor.left):
             self._say("the next run goes on from here")
         if self.as_json:
             print(json.dumps(figures), flush=True)
         if self._interrupt.number:
             return self._interrupt.status
-        return 0 if not self._failed and stats is not None and stats.ledger.balanced else 1
+        failed = self._failed or bool(self._supervisor.left)
+        return 0 if not failed and stats is not None and stats.ledger.balanced else 1
 
     def _say(self, text: str, style: str = "") -> None:
         message = Text(text, style=style)

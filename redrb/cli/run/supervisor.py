@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from redrb.cli.processes.lifetime import WRONG_CONFIGURATION
 from redrb.cli.run.server import RunServer
-from redrb.cli.run.worker_process import Death, OnEnd, WorkerProcess
+from redrb.cli.run.worker_process import Death
 from redrb.errors import RedrbError
 
 SERVER = "the server"
@@ -28,6 +30,57 @@ WELL_S = 60.0
 """A process that ran for so long ran well: its earlier deaths are forgotten."""
 
 
+@dataclass
+class Restarts:
+    """The rule by which a process that dies is started again."""
+
+    most: int
+    deaths: int = 0
+
+    def delay_s(self, death: Death) -> float | None:
+        """Count a death; return the delay before the restart, or None: it is given up."""
+        if death.status == WRONG_CONFIGURATION:
+            return None
+        self.deaths = 1 if death.ran_s >= WELL_S else self.deaths + 1
+        if self.deaths > self.most:
+            return None
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 10))
+
+
+@dataclass(frozen=True)
+class Restarting:
+    """A worker has died, and the place that it runs in starts it again.
+
+    Attributes:
+        delay_s: The delay before its restart; None: it was lost with its place, which is no death
+            that counts, and starts in another one when there is room.
+    """
+
+    death: Death
+    delay_s: float | None
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The place that a worker runs in has started it again."""
+
+
+Change = Death | Restarting | Restarted
+"""What becomes of a worker. A death is its end in the place that it runs in."""
+
+OnChange = Callable[[Change], None]
+
+
+class Worker(Protocol):
+    """A worker that was started, in whatever place."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+
+
 class ProcessState(Enum):
     """The state of a supervised process."""
 
@@ -42,19 +95,11 @@ class _Process:
     """The server or a worker."""
 
     name: str
-    start: Callable[[OnEnd], WorkerProcess | None]
-    restarts: int
-    deaths: int = 0
+    start: Callable[[OnChange], Worker | None]
+    restarts: Restarts
     state: ProcessState = ProcessState.WAITING
     due: float = 0.0
-    worker: WorkerProcess | None = None
-
-    def delay_s(self, ran_s: float) -> float | None:
-        """Count a death; return the delay before the restart, or None: it is given up."""
-        self.deaths = 1 if ran_s >= WELL_S else self.deaths + 1
-        if self.deaths > self.restarts:
-            return None
-        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 10))
+    worker: Worker | None = None
 
 
 @dataclass
@@ -64,25 +109,34 @@ class Supervisor:
     Attributes:
         trainer: Name of the worker whose end is the end of the run.
         report: Is called with "death", "restarted" or "given_up", and what belongs to it by name.
-        happenings: Names of processes that have ended, and their ends; None only ends the wait of
-            `step`.
+        happenings: Names of processes, and what becomes of them; None only ends the wait of `step`.
+        left: Why the workers go on without the run; "": they do not.
     """
 
     trainer: str
     report: Callable[..., None]
-    happenings: SimpleQueue[tuple[str, Death] | None] = field(default_factory=SimpleQueue)
+    happenings: SimpleQueue[tuple[str, Change] | None] = field(default_factory=SimpleQueue)
+    left: str = ""
     _parts: dict[str, _Process] = field(default_factory=dict)
     _ending: bool = False
 
     def add_server(self, server: RunServer, restarts: int) -> None:
         """Add and start the server; raises ConfigError or StoreUnavailable if it fails."""
         most = restarts if server.restarts else 0
-        part = self._parts[SERVER] = _Process(SERVER, server.start, most)
+        part = self._parts[SERVER] = _Process(SERVER, server.start, Restarts(most))
         self._start(part)
 
-    def add_worker(self, name: str, start: Callable[[OnEnd], WorkerProcess], restarts: int) -> None:
-        """Add a worker, which the next `step` starts."""
-        self._parts[name] = _Process(name, start, restarts)
+    def add_worker(self, name: str, start: Callable[[OnChange], Worker], restarts: int) -> None:
+        """Add a worker, which the next `step` starts.
+
+        `restarts` is 0 if the place that it runs in starts it again.
+        """
+        self._parts[name] = _Process(name, start, Restarts(restarts))
+
+    def leave(self, why: str) -> None:
+        """Let the workers go on without the run; may be called in any thread."""
+        self.left = self.left or why
+        self.happenings.put(None)
 
     @property
     def states(self) -> Mapping[str, ProcessState]:
@@ -93,6 +147,8 @@ class Supervisor:
     def over(self) -> str:
         """Why the run cannot go on; "": it goes on."""
         states = self.states
+        if self.left:
+            return self.left
         if states[self.trainer] is ProcessState.DONE:
             return "the trainer has ended"
         for name in (self.trainer, SERVER):
@@ -173,23 +229,31 @@ class Supervisor:
         except RedrbError as error:  # of the server
             self._died(part, Death(1, 0.0, str(error)))
         else:
-            if part.deaths:
+            if part.restarts.deaths:
                 self.report("restarted", worker=part.name)
 
     def _start(self, part: _Process) -> None:
         part.state = ProcessState.RUNNING
-        part.worker = part.start(lambda death: self.happenings.put((part.name, death)))
+        part.worker = part.start(lambda change: self.happenings.put((part.name, change)))
 
-    def _take(self, happening: tuple[str, Death] | None) -> None:
+    def _take(self, happening: tuple[str, Change] | None) -> None:
         if happening is None:
             return
-        name, death = happening
+        name, change = happening
         part = self._parts[name]
-        part.worker = None
-        if death.status == 0 and name != SERVER:
-            part.state = ProcessState.DONE
+        if isinstance(change, Restarted):
+            part.state = ProcessState.RUNNING
+            self.report("restarted", worker=name)
+        elif isinstance(change, Restarting):
+            if change.delay_s is not None:
+                part.restarts.delay_s(change.death)  # counts it
+            self._restarts(part, change.death, change.delay_s, due=math.inf)
         else:
-            self._died(part, death)
+            part.worker = None
+            if change.status == 0 and name != SERVER:
+                part.state = ProcessState.DONE
+            else:
+                self._died(part, change)
 
     def _died(self, part: _Process, death: Death) -> None:
         # without makers the trainer would wait for groups again
@@ -197,12 +261,15 @@ class Supervisor:
             state in (ProcessState.RUNNING, ProcessState.WAITING) for state in self._maker_states
         )
         too_late = self._ending and part.name != SERVER
-        useless = alone or too_late or death.status == WRONG_CONFIGURATION
-        delay = None if useless else part.delay_s(death.ran_s)
-        told = {"worker": part.name, "status": death.status, "why": death.why}
+        delay = None if alone or too_late else part.restarts.delay_s(death)
         if delay is None:
             part.state = ProcessState.GIVEN_UP
-            self.report("given_up", **told, reason=death.detail, deaths=part.deaths)
+            told = {"worker": part.name, "status": death.status, "why": death.why}
+            self.report("given_up", **told, reason=death.detail, deaths=part.restarts.deaths)
         else:
-            part.state, part.due = ProcessState.WAITING, time.monotonic() + delay
-            self.report("death", **told, reason=death.detail, brief=death.brief, restart_in_s=delay)
+            self._restarts(part, death, delay, due=time.monotonic() + delay)
+
+    def _restarts(self, part: _Process, death: Death, delay_s: float | None, *, due: float) -> None:
+        part.state, part.due = ProcessState.WAITING, due
+        told = {"worker": part.name, "status": death.status, "why": death.why}
+        self.report("death", **told, reason=death.detail, brief=death.brief, restart_in_s=delay_s)

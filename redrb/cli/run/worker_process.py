@@ -10,9 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from redrb.cli.processes.metrics_log import RecordFile
+from typing import Any, Protocol
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -39,6 +37,7 @@ class Death:
             sent before the process could handle it.
         reason: The end of its error output.
         explains: Whether the last line of it says why it ended, as that of a trace does.
+        how: How it ended, in words, if the status does not say it.
     """
 
     status: int
@@ -46,10 +45,13 @@ class Death:
     reason: str
     explains: bool = True
     pid: int = 0
+    how: str = ""
 
     @property
     def why(self) -> str:
         """The status in words."""
+        if self.how:
+            return self.how
         if self.status == -signal.SIGKILL:
             return (
                 "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by "
@@ -80,6 +82,16 @@ class Death:
 OnEnd = Callable[[Death], None]
 
 
+class Output(Protocol):
+    """Where output of a worker goes."""
+
+    def write(self, lines: bytes, /) -> None:
+        """Append it."""
+
+    def close(self) -> None:
+        """Write nothing after this."""
+
+
 class WorkerProcess:
     """A running worker; one thread passes its events on, another one its end.
 
@@ -92,8 +104,8 @@ class WorkerProcess:
         command: Sequence[str],
         *,
         environment: Mapping[str, str],
-        metrics: RecordFile,
-        log: RecordFile,
+        metrics: Output,
+        log: Output,
         on_event: OnEvent,
         on_end: OnEnd,
         lock: int | None = None,
@@ -162,7 +174,7 @@ class WorkerProcess:
         output: Any = self._process.stdout
         with output:
             for line in output:
-                event = _event(line)
+                event = event_in(line)
                 if event is None:
                     self._log.write(line)
                 else:
@@ -177,7 +189,7 @@ class WorkerProcess:
                 self._last_errors = (self._last_errors + part)[-_REASON_BYTES:]
 
 
-def _event(line: bytes) -> Mapping[str, Any] | None:
+def event_in(line: bytes) -> Mapping[str, Any] | None:
     """Return the event in a line of output; None: something else, or the torn line of a killing."""
     if not (line.startswith(b"{") and line.endswith(b"\n")):
         return None
