@@ -113,7 +113,7 @@ class Slurm:
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
-    def until(self, true: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, true: Callable[[], bool], seconds: float = 120) -> None:
         """Wait until something is true."""
         end = time.monotonic() + seconds
         while not true():

@@ -55,7 +55,7 @@ class Folder:
         assert found
         return found[1]
 
-    def await_state(self, job: str, state: str, seconds: float = 60) -> None:
+    def await_state(self, job: str, state: str, seconds: float = 120) -> None:
         """Wait until a job is in a state."""
         self.slurm.until(lambda: self.of_job(job, "JobState") == state, seconds)
 
