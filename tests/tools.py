@@ -19,22 +19,23 @@ PACKAGES = {
     "kubectl": "kubernetes-client",
     "luacheck": "lua-check",
     "mount": "mount",
-    "munged": "munge",
     "openssl": "openssl",
     "promtool": "prometheus",
     "redis-cli": "redis-tools",
     "redis-server": "redis-server",
-    "slurmctld": "slurm-wlm",
     "zsh": "zsh",
 }
 """Program, or library -> the package of Debian and Ubuntu that has it."""
+
+OF_SLOW_TESTS = {"munged": "munge", "slurmctld": "slurm-wlm"}
+"""The same, for programs that `make test` does not need."""
 
 _SYSTEM = ("/usr/bin", "/usr/local/bin", "/usr/sbin")
 ABSENT = " is not installed: "
 
 
 def find(name: str) -> str | None:
-    """Return the path of a program of `PACKAGES`, or of the library libfaketime; None: absent."""
+    """Return the path of a program, or of the library libfaketime; None: it is absent."""
     if name == "libfaketime":
         library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
         return library and str(library)
@@ -61,8 +62,8 @@ def skip(reason: str) -> NoReturn:
 
 
 def install(names: Iterable[str]) -> str:
-    """Return the command that installs programs of `PACKAGES`."""
-    return "apt-get install " + " ".join(sorted(PACKAGES[name] for name in names))
+    """Return the command that installs programs of `PACKAGES` and `OF_SLOW_TESTS`."""
+    return "apt-get install " + " ".join(sorted((PACKAGES | OF_SLOW_TESTS)[name] for name in names))
 
 
 if __name__ == "__main__":

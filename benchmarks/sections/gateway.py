@@ -30,7 +30,7 @@ from benchmarks.options import Options
 from benchmarks.processes import Worker, started
 from benchmarks.server import private_server
 from redrb.gateway.session import Turn
-from redrb.gateway.store import SessionStore
+from redrb.gateway.store import SessionStore, session_name
 from redrb.stream import ExperienceStream
 from redrb.train.engines import Generation
 
@@ -155,7 +155,7 @@ def _session_bytes(url: str, count: int) -> dict[str, int]:
                 for _ in range(number):
                     opened = store.open("p", size=1, wait_s=0)
                     if tokens:
-                        session = store.read(opened.id, opened.secret)
+                        session = store.read(session_name(opened.id, opened.secret))
                         store.append(session, _turn(tokens))
             found[f"{tokens} tokens"] = round((raw.info("memory")["used_memory"] - before) / number)
             client.close()

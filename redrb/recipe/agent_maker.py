@@ -171,13 +171,14 @@ class AgentRecipeMaker(Entered):
 
     async def _renew(self) -> None:
         """Keep the sessions of agents that run."""
+        from redrb.gateway.store import session_name
 
         def renew() -> None:
             with suppress(StoreUnavailable):
                 for url in tuple(self._sessions):
                     name, _, secret = url.removesuffix("/v1").rpartition("/")[2].partition(".")
                     with suppress(UnknownSession):  # its agent's next request says it
-                        self._store.use(name, secret)
+                        self._store.use(session_name(name, secret))
 
         while True:
             await asyncio.sleep(SESSION_S / 3)

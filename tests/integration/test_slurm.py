@@ -18,6 +18,8 @@ from tests.servers import free_port, programs
 from tests.slurm import Slurm
 from tests.tools import need
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
 
 ONE_EACH = ("--nodes=1", ":", "--nodes=2", "--ntasks-per-node=1")
@@ -151,7 +153,6 @@ def test_a_maker_samples_from_the_vllm_beside_it(folder: Folder) -> None:
     folder.await_lines("ended", ["maker", "trainer", "vllm"])
 
 
-@pytest.mark.slow
 def test_a_job_trains_and_goes_on_from_its_checkpoint(folder: Folder) -> None:
     """The real trainer under torchrun, and real makers; one of them comes by an array."""
     torchrun = f'exec {sys.executable} -m torch.distributed.run "$@"'
