@@ -31,6 +31,8 @@ MODEL = "imitated"
 MOST_TOKENS = 2**20
 END = 2
 SETTLE_S = 1.0
+IDLE_S = 75
+"""Seconds after which an idle connection is closed, as by the command."""
 
 TASK = "agents"
 
@@ -48,7 +50,8 @@ class _Loop:
     def _serve(self, app: Starlette) -> str:
         """Serve an application; return its URL."""
         listening = bound_socket("127.0.0.1", 0)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_keep_alive=IDLE_S)
+        server = uvicorn.Server(config)
 
         async def serve() -> None:
             self._serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -24,7 +22,6 @@ import httpx
 import redis
 
 import redrb
-from benchmarks.engine_servers import make_model, vllm_servers
 from benchmarks.gateway_servers import MODEL, TASK, Agents, Engine, GatewayServer
 from benchmarks.options import Options
 from benchmarks.processes import Worker, started
@@ -45,7 +42,10 @@ MOST_TURNS, MOST_TOKENS = 400, 10**6
 """Shapes whose rounds would have more are left out."""
 
 OPEN = 2000
-"""Open sessions, and open connections, whose memory is measured."""
+"""Open sessions whose memory is measured."""
+
+CONNECTIONS = 500
+"""Connections that are opened soon enough for none to be over when the last one is there."""
 
 LONGEST = 200
 """Sessions of 32,000 tokens."""
@@ -68,26 +68,13 @@ def run(options: Options) -> dict[str, Any]:
     number = OPEN // (20 if options.quick else 1)
     with private_server(options.server) as server, started([lambda: Worker(Engine)]) as [engine]:
         cases = _cases(options, server.url, _asked(engine, "url"), shapes)
-        held = _connection_bytes(server.url, _asked(engine, "url"), number)
-        found = {
+        held = _connection_bytes(server.url, _asked(engine, "url"), min(number, CONNECTIONS))
+        return {
             "server": server.name,
             "cases": cases,
             "session_bytes": _session_bytes(server.url, number),
             "connection_bytes": held,
         }
-        if options.vllm is not None:
-            found["vllm"] = _beside_vllm(options, server.url, options.vllm)
-        return found
-
-
-def _beside_vllm(options: Options, redis_url: str, environment: Path) -> dict[str, Any]:
-    """Return figures of cases with a real engine, whose small model runs on the CPU."""
-    shapes = list(itertools.product(QUICK_AGENTS, (1,), (100,)))
-    with tempfile.TemporaryDirectory(prefix="redrb-bench-", dir="/dev/shm") as directory:
-        model = Path(directory) / "model"
-        make_model(environment, model, width=256, layers=2)
-        with vllm_servers(1, environment, model, redis_url, Path(directory)) as [engine]:
-            return _cases(options, redis_url, engine.url, shapes)
 
 
 def _cases(
@@ -173,27 +160,30 @@ def _turn(tokens: int) -> Turn:
 
 def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, int]:
     """Return the bytes of a gateway's process for each connection, by what its client does."""
-    with started([lambda: Worker(GatewayServer, redis_url, engine_url)]) as [gateway]:
-        url = _asked(gateway, "url")
-        [path, body], length = _long_reply(url)
-        kinds = {
-            "idle": (count, _request("/none", b"{}")),
-            f"slow sender of {SENT} bytes": (count, _request("/sessions", b" " * SENT, more=1)),
-            f"slow reader of {length} bytes": (count // 10, _request(path, body)),
-        }
-        found = {}
-        for name, (number, sent) in kinds.items():
+    found = {}
+    for kind in ("idle", "slow sender", "slow reader"):
+        with started([lambda: Worker(GatewayServer, redis_url, engine_url)]) as [gateway]:
+            url, number = _asked(gateway, "url"), count
+            (path, body), length = _long_reply(url)
+            request = _request(path, body)
+            if kind == "idle":
+                request = _request("/none", b"{}")
+            elif kind == "slow sender":
+                request, length = _request("/sessions", b" " * SENT, more=1), SENT
+            else:
+                number = count // 10
             before = _asked(gateway, "memory")
             with ExitStack() as scope:
                 for _ in range(number):
                     client = scope.enter_context(socket.socket())
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                     client.connect(("127.0.0.1", urlsplit(url).port))
-                    client.sendall(sent)
-                    if name == "idle":
+                    client.sendall(request)
+                    if kind == "idle":
                         client.recv(4096)
-                found[name] = round((_asked(gateway, "memory") - before) / number)
-        return found
+                held = round((_asked(gateway, "memory") - before) / number)
+            found[kind if kind == "idle" else f"{kind} of {length} bytes"] = held
+    return found
 
 
 def _long_reply(url: str) -> tuple[tuple[str, bytes], int]:

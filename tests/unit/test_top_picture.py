@@ -18,7 +18,7 @@ from redrb.cli.top.tables import (
     worker_table,
 )
 from redrb.cli.top.text import Column, amount, fitted, line, rate, short, sparkline, wrapped
-from redrb.stream.task.ledger import Ledger, StreamStats
+from redrb.stream.task.ledger import Ledger, SessionStats, StreamStats
 from redrb.watch.state.findings import connection_finding
 from redrb.watch.state.history import History
 from redrb.watch.state.model import ClaimState, Staleness, State, TableState, WorkerState
@@ -49,6 +49,28 @@ def test_a_picture_is_complete() -> None:
     ):
         assert shown in text
     assert "there is no task gone now" in printed(view_of(sample_state()), "gone")
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+@pytest.mark.parametrize(
+    ("sessions", "shown"),
+    [
+        (SessionStats(open=1, begun=1), "1"),
+        (SessionStats(open=9999, silent=123, begun=20_000, turns=1), "9999, 123 silent"),
+    ],
+)
+def test_sessions_of_agents_are_shown_where_there_were_any(sessions, shown, width) -> None:
+    state = sample_state()
+    math, code = state.tasks
+    assert "sessions" not in task_table(state.tasks, 2, History(), width)[0].plain
+    main = math.groups[0]
+    first = replace(main, stats=replace(main.stats, sessions=sessions))
+    math = replace(math, groups=(first, *math.groups[1:]))
+    head, *rows = task_table([math, code], 2, History(), width)
+    assert "sessions" in head.plain
+    assert shown in rows[0].plain
+    page = "\n".join(each.plain for each in task_page(math, "math", History(), width))
+    assert f"{sessions.open:,} open, {sessions.silent} of them silent" in page
 
 
 def test_tables_stand_above_the_tasks_that_claim_their_rows() -> None:
