@@ -873,8 +873,8 @@ def test_open_and_silent_sessions_and_their_turns_are_counted(gateway: Gateway) 
     store.append(left, turn())
     assert counted() == SessionStats(open=3, begun=3, turns=2)
     for _ in range(2):
-        store.drop(dropped)
-        other.reward(over, 1.0)
+        store.drop(dropped.name)
+        other.reward(over.name, 1.0)
     assert counted() == SessionStats(open=1, begun=3, turns=2)
     for name in ("a", "b"):  # as if they were silent, and gone
         raw(

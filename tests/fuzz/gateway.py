@@ -26,7 +26,7 @@ from redrb.gateway.app import Gateway
 from redrb.gateway.chat import ChatServer
 from redrb.gateway.replies import PROTOCOLS
 from redrb.gateway.session import Session, Turn, decode_turn, encode_turn
-from redrb.gateway.store import SessionStore
+from redrb.gateway.store import SessionStore, session_name
 from redrb.train.engines import Generation
 from tests.chat_server import (
     CALL,
@@ -101,28 +101,28 @@ class _Sessions(SessionStore):
 
     def begin(self) -> str:
         """Begin the only session; return its path."""
-        self._now = Session(id="a", index=0, size=1, name="a")
+        self._now = Session(id="a", index=0, size=1, name=session_name("a", "b"))
         done = Generation([1, END], [-0.5] * 2, [1] * 2, "stop")
         turn = Turn(parent=-1, request=b"", after=b"", given=[1], sampled=done, reply=b"{}")
         self.append(self._now, turn)
         return "/s/a.b"
 
-    def use(self, session_id: str, secret: str) -> None:
-        if (session_id, secret) != ("a", "b"):
+    def use(self, name: str) -> None:
+        if name != session_name("a", "b"):
             raise UnknownSession
 
-    def read(self, session_id: str, secret: str) -> Session:
-        self.use(session_id, secret)
+    def read(self, name: str, *, ends: bool = False) -> Session:
+        self.use(name)
         return self._now
 
-    def append(self, session: Session, turn: Turn) -> Turn:
+    def append(self, session: Session, turn: Turn, *, may_branch: bool = True) -> Turn:
         session.turns.append(decode_turn(encode_turn(turn), len(session.turns)))
         return turn
 
-    def reward(self, session: Session, reward: float, *, extras: Any = None) -> int:
-        return len(encode_groups([session.items(reward, extras)]))
+    def reward(self, name: str, reward: float, *, extras: Any = None) -> int:
+        return len(encode_groups([self.read(name).items(reward, extras)]))
 
-    def drop(self, session: Session) -> None:
+    def drop(self, name: str, *, untold: bool = False) -> None:
         pass
 
 

@@ -77,7 +77,8 @@ def test_workflows_run_what_developers_run_on_each_supported_python():
     assert "make docs" in commands["site"]
     assert "make wheel" in commands["wheels"]
     assert "make test-${{ matrix.packages }}" in commands["packages"]
-    assert jobs["packages"]["tests"]["strategy"]["matrix"]["packages"] == ["newest", "oldest"]
+    packages = jobs["packages"]["tests"]["strategy"]["matrix"]["packages"]
+    assert packages == ["newest", "oldest", "agents"]
     used = {step["uses"] for each in steps.values() for step in each if "uses" in step}
     assert [each for each in used if not re.fullmatch(r"[\w/-]+@(v\d+|release/v\d+)", each)] == []
     versions = jobs["tests"]["tests"]["strategy"]["matrix"]["python"]
