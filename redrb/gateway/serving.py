@@ -11,7 +11,7 @@ from redrb.gateway.chat import ChatServer
 from redrb.train.engines import EngineWeights
 from redrb.watch.page.server import serve
 
-_SERVED = {"connections": 4096, "idle_s": 75}
+_SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
 """Clients close their idle connections sooner, and send nothing on one that is being closed."""
 
 
@@ -23,7 +23,6 @@ async def serve_gateway(
     *,
     hosts: Sequence[str],
     ready: Callable[[], None] = lambda: None,
-    grace_s: int = 10,
     stopped: asyncio.Event | None = None,
 ) -> None:
     """Serve sessions until a signal comes, or `stopped` is set; then close `chat` and `weights`.
@@ -33,7 +32,6 @@ async def serve_gateway(
         listening: Socket of the server.
         hosts: Values of the header Host that are served.
         ready: Called when the server takes requests.
-        grace_s: Seconds that requests get to end.
         stopped: Ends it; signals are left to whoever sets it.
 
     Raises:
@@ -41,7 +39,7 @@ async def serve_gateway(
     """
     try:
         app = gateway.app(hosts)
-        await serve(app, gateway, listening, ready, **_SERVED, grace_s=grace_s, stopped=stopped)
+        await serve(app, gateway, listening, ready, **_SERVED, stopped=stopped)
     finally:
         weights.close()
         await chat.close()

@@ -20,7 +20,7 @@ from redrb.checks import require_package
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop, checked_stop_seconds
-from redrb.errors import StoreUnavailable, UnknownSession
+from redrb.errors import RedrbError, StoreUnavailable, UnknownSession
 from redrb.experience.faults import log_filtered, raised
 from redrb.gateway.client import AgentSession, GatewayClient
 from redrb.recipe.episode_maker import DRAIN_TIMEOUT_S, EpisodeReport
@@ -147,9 +147,7 @@ class AgentRecipeMaker(Entered):
         self._report = EpisodeReport(self, weights, recipe.prompts_per_step, self._write)
         gateway = Gateway(self._store, chat, weights, self._worker, token=token)
         served = (gateway, chat, weights, listening)
-        serving = asyncio.create_task(
-            serve_gateway(*served, hosts=["127.0.0.1"], grace_s=1, stopped=over)
-        )
+        serving = asyncio.create_task(serve_gateway(*served, hosts=["127.0.0.1"], stopped=over))
         renewing = asyncio.create_task(self._renew())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with JobEnd(weights, (), self._stop).watching():
@@ -159,6 +157,9 @@ class AgentRecipeMaker(Entered):
         if not agents.done():
             submit(self._cancel())
             await asyncio.wait((agents,), timeout=self._drain_s)
+            with suppress(RedrbError, TimeoutError):
+                async with asyncio.timeout(self._drain_s):
+                    await chat.engine.abort()  # turns that nobody waits for any more
         over.set()
         renewing.cancel()
         await serving

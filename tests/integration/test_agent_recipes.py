@@ -227,10 +227,11 @@ def test_a_killed_maker_loses_and_repeats_no_group(server, stream, namespace):
     server.stands_from = None
     second = MakerProcess(server, namespace, "maker-2")
     try:
-        with stream.take(RIGHTS, timeout=60) as lease:
-            groups = lease.groups()
+        lease = stream.take(RIGHTS, timeout=60)
+        groups = lease.groups()
     finally:
-        errors = second.end(signal.SIGTERM)
+        errors = second.end(signal.SIGTERM)  # it has all rights that there are, and waits
+    lease.ack()
     assert second.popen.returncode == 0, errors
     assert [len(group) for group in groups] == [3] * RIGHTS
     sampled = {tuple(each.prompt + each.tokens) for each in server.samples}
