@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TESTS = Path(__file__).parents[1]
 LIGHT = {
+    "RAY_agent_register_timeout_ms": "240000",  # of 30 s, a busy machine's nodes end
     "RAY_worker_niceness": "0",  # of 15, workers stand still on a busy machine
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -193,7 +194,7 @@ def processes(worker: str) -> list[psutil.Process]:
 def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     nodes: Nodes, start: Callable[..., Run], tmp_path: Path
 ) -> None:
-    run = start("tallying", "--makers", "3", "--target-reward", "2400", "--json")
+    run = start("tallying", "--makers", "3", "--target-reward", "1600", "--json")
     run.progresses()
     for worker in ("maker-1", "trainer", "trainer", "maker-3", "trainer"):
         before = run.output.count(f"{worker} was started again")
@@ -208,7 +209,7 @@ def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     figures = json.loads(run.output.splitlines()[-1])
     assert figures["ledger_balanced"] is True
     assert figures["ledger"]["leased"] == 0
-    assert figures["reward_last"] >= 2_400
+    assert figures["reward_last"] >= 1_600
     events = [json.loads(line) for line in (tmp_path / "out" / "trainer.jsonl").open()]
     counted = [event["twice"] for event in events if event["event"] == "evaluation"]
     assert len(counted) > 10
