@@ -41,6 +41,12 @@ STORE = {"object_store_memory": 80_000_000}
 WAIT_S = 240.0
 
 
+def _ports() -> dict[str, int]:
+    """Return the ports of a node's agents; to choose them Ray gives them 15 s, then it aborts."""
+    names = "metrics_agent", "metrics_export", "runtime_env_agent", "dashboard_agent_listen"
+    return {f"{name}_port": free_port() for name in names}
+
+
 class Nodes:
     """A cluster of Ray with four virtual nodes, of which three run workers."""
 
@@ -52,7 +58,7 @@ class Nodes:
             "include_dashboard": False,
             "ray_client_server_port": self.client_port,
         }
-        self.cluster = Cluster(initialize_head=True, head_node_args={**STORE, **head})
+        self.cluster = Cluster(initialize_head=True, head_node_args={**STORE, **head, **_ports()})
         self.working = [self._new() for _ in range(3)]
         ray.init(self.cluster.address, log_to_driver=False)
 
@@ -64,7 +70,7 @@ class Nodes:
         self.made += 1
         # each has a folder of its own, as machines do: Ray empties it when it brings a recipe
         own = {"runtime_env_dir_name": f"node-{self.made}"}
-        return self.cluster.add_node(num_cpus=2, **STORE, **own)
+        return self.cluster.add_node(num_cpus=2, **STORE, **own, **_ports())
 
     def replace(self, worker: str) -> None:
         """Kill the node of a worker, and add another one."""
