@@ -220,7 +220,8 @@ def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     counted = [event["twice"] for event in events if event["event"] == "evaluation"]
     assert len(counted) > 10
     assert set(counted) == {0}
-    assert sum(event["event"] == "start" for event in events) == 4
+    lost = run.output.count("trainer was lost")  # makers may have had its node, too
+    assert 4 <= sum(event["event"] == "start" for event in events) <= lost + 1
     assert not nodes.names()
     assert not [each for name in ("trainer", "maker-1") for each in processes(name)]
 
