@@ -32,12 +32,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TESTS = Path(__file__).parents[1]
 LIGHT = {
+    "RAY_agent_register_timeout_ms": "240000",  # of 30 s, a busy machine's nodes end
     "RAY_worker_niceness": "0",  # of 15, workers stand still on a busy machine
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
 STORE = {"object_store_memory": 80_000_000}
 WAIT_S = 240.0
+
+
+def _ports() -> dict[str, int]:
+    """Return the ports of a node's agents; to choose them Ray gives them 15 s, then it aborts."""
+    names = "metrics_agent", "metrics_export", "runtime_env_agent", "dashboard_agent_listen"
+    return {f"{name}_port": free_port() for name in names}
 
 
 class Nodes:
@@ -51,7 +58,7 @@ class Nodes:
             "include_dashboard": False,
             "ray_client_server_port": self.client_port,
         }
-        self.cluster = Cluster(initialize_head=True, head_node_args={**STORE, **head})
+        self.cluster = Cluster(initialize_head=True, head_node_args={**STORE, **head, **_ports()})
         self.working = [self._new() for _ in range(3)]
         ray.init(self.cluster.address, log_to_driver=False)
 
@@ -63,7 +70,7 @@ class Nodes:
         self.made += 1
         # each has a folder of its own, as machines do: Ray empties it when it brings a recipe
         own = {"runtime_env_dir_name": f"node-{self.made}"}
-        return self.cluster.add_node(num_cpus=2, **STORE, **own)
+        return self.cluster.add_node(num_cpus=2, **STORE, **own, **_ports())
 
     def replace(self, worker: str) -> None:
         """Kill the node of a worker, and add another one."""
@@ -193,7 +200,7 @@ def processes(worker: str) -> list[psutil.Process]:
 def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     nodes: Nodes, start: Callable[..., Run], tmp_path: Path
 ) -> None:
-    run = start("tallying", "--makers", "3", "--target-reward", "2400", "--json")
+    run = start("tallying", "--makers", "3", "--target-reward", "1600", "--json")
     run.progresses()
     for worker in ("maker-1", "trainer", "trainer", "maker-3", "trainer"):
         before = run.output.count(f"{worker} was started again")
@@ -208,12 +215,13 @@ def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     figures = json.loads(run.output.splitlines()[-1])
     assert figures["ledger_balanced"] is True
     assert figures["ledger"]["leased"] == 0
-    assert figures["reward_last"] >= 2_400
+    assert figures["reward_last"] >= 1_600
     events = [json.loads(line) for line in (tmp_path / "out" / "trainer.jsonl").open()]
     counted = [event["twice"] for event in events if event["event"] == "evaluation"]
     assert len(counted) > 10
     assert set(counted) == {0}
-    assert sum(event["event"] == "start" for event in events) == 4
+    lost = run.output.count("trainer was lost")  # makers may have had its node, too
+    assert 4 <= sum(event["event"] == "start" for event in events) <= lost + 1
     assert not nodes.names()
     assert not [each for name in ("trainer", "maker-1") for each in processes(name)]
 
