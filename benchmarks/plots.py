@@ -183,10 +183,7 @@ def _orders(figure: Figure, figures: Figures) -> None:
 def _servers(figure: Figure, figures: Figures) -> None:
     axes = figure.subplots()
     cases = figures["cases"]
-    names = [
-        f"{case['server']}\n{case['transport']}\n{case['persistence'].replace('none', 'memory')}"
-        for case in cases
-    ]
+    names = [f"{case['server']}\n{case['transport']}\n{case['way']}" for case in cases]
     for index, system in enumerate(("redrb", "raw")):
         found = [case["systems"][system] for case in cases]
         rates = [each["samples_per_s"] for each in found]

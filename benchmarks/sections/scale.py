@@ -13,25 +13,25 @@ from benchmarks.race import Round, lasting, race, ratio, sides, summary
 from benchmarks.server import Server, private_server
 
 SHAPE = "rlhf-1k"
-MAKERS = (1, 2, 4, 8, 16)
+MAKERS = (1, 2, 4, 8, 16, 64)
 TRAINERS = (1, 2, 4)
 TASKS = (1, 4, 16, 64)
-IDLE = 1_000
+IDLE = (1_000, 10_000)
 
 
 def run(options: Options) -> dict[str, Any]:
     """Return the figures of redrb, and of the raw floor where it can do the same."""
     quick = options.quick
-    with private_server(options.server) as server:
+    with private_server(options.server, "--maxclients", "20000") as server:
         return {
             "server": server.name,
             "shape": SHAPE,
-            "makers": _processes(server, options, [(n, 1) for n in MAKERS[: 2 if quick else 5]]),
+            "makers": _processes(server, options, [(n, 1) for n in MAKERS[: 2 if quick else 6]]),
             "trainers": _processes(
                 server, options, [(2, n) for n in TRAINERS[: 1 if quick else 3]]
             ),
             "tasks": _tasks(server, options, TASKS[: 2 if quick else 4]),
-            "idle_clients": _idle(server, options, IDLE // (10 if quick else 1)),
+            "idle_clients": _idle(server, options, (100,) if quick else IDLE),
         }
 
 
@@ -71,21 +71,26 @@ def _tasks(server: Server, options: Options, counts: Sequence[int]) -> list[dict
     ]
 
 
-def _idle(server: Server, options: Options, count: int) -> dict[str, Any]:
-    """Run the same rounds without and with clients that do next to nothing."""
+def _idle(server: Server, options: Options, counts: Sequence[int]) -> dict[str, Any]:
+    """Run the same rounds without and with clients that do next to nothing.
+
+    `memory_bytes` is the server's memory for each of them.
+    """
     found = {}
-    for clients in (0, count):
+    for clients in (0, *counts):
         with ExitStack() as scope:
             team = scope.enter_context(sides())
+            before = server.info()["memory_bytes"]
             if clients:
                 scope.enter_context(idle_clients(server.url, clients))
+            grown = server.info()["memory_bytes"] - before
             contestants = {
                 system: lasting(partial(team.run, server, system, SHAPE), options.round_s)
                 for system in ("redrb", "raw")
             }
-            found[str(clients)] = _against_raw(
-                race(contestants, options.rounds, f"{clients} idle clients")
-            )
+            rounds = race(contestants, options.rounds, f"{clients} idle clients")
+        memory = round(grown / clients) if clients else 0
+        found[str(clients)] = {**_against_raw(rounds), "memory_bytes": memory}
     return found
 
 

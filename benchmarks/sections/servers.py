@@ -1,4 +1,4 @@
-"""Every server at hand, with and without persistence, over TCP and its unix socket."""
+"""Every server at hand, with persistence and threads, over TCP and its unix socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from benchmarks.server import APPEND, private_server, programs
 
 SHAPE = "rlhf-1k"
 SYSTEMS = ("redrb", "raw")
+WAYS = {
+    "no persistence": (),
+    "AOF everysec": APPEND,
+    "two io-threads": ("--io-threads", "2"),
+}
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -18,7 +23,7 @@ def run(options: Options) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     with sides() as team:
         for program in programs():
-            for persistence, arguments in (("none", ()), ("AOF everysec", APPEND)):
+            for way, arguments in WAYS.items():
                 with private_server(program, *arguments) as server:
                     for transport in ("TCP", "unix socket"):
                         contestants = {
@@ -28,12 +33,12 @@ def run(options: Options) -> dict[str, Any]:
                             )
                             for system in SYSTEMS
                         }
-                        title = f"{server.name}, {persistence}, {transport}"
+                        title = f"{server.name}, {way}, {transport}"
                         rounds = race(contestants, options.rounds, title)
                         found.append(
                             {
                                 "server": server.name,
-                                "persistence": persistence,
+                                "way": way,
                                 "transport": transport,
                                 "systems": {name: summary(each) for name, each in rounds.items()},
                                 "redrb_over_raw": round(ratio(rounds["redrb"], rounds["raw"]), 3),
