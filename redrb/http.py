@@ -60,10 +60,11 @@ class Http:
     """Sends requests from one event loop; it connects at the first one, and repeats no POST.
 
     A machine that vanished in the middle of a request is noticed within a minute, by TCP's probes.
+    Proxies and passwords of the environment are not used: to look them up, aiohttp waits for a
+    thread before each request, and a gateway of this machine must not be asked through a proxy.
 
     Attributes:
         errors: What `request` raises where no reply came.
-        unsent: Those of them after which the server has nothing of the request.
     """
 
     def __init__(self, *, most: int = 0) -> None:
@@ -78,7 +79,6 @@ class Http:
         self._library, self._most = aiohttp, most
         self._session: aiohttp.ClientSession | None = None
         self.errors = (aiohttp.ClientError, TimeoutError)
-        self.unsent = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -103,7 +103,7 @@ class Http:
             connector = self._library.TCPConnector(
                 limit=self._most, keepalive_timeout=_IDLE_S, socket_factory=_socket
             )
-            self._session = self._library.ClientSession(connector=connector, trust_env=True)
+            self._session = self._library.ClientSession(connector=connector)
         data, kind = None, {}
         if body is not None:
             data, kind = io.BytesIO(msgspec.json.encode(body)), {"content-type": "application/json"}

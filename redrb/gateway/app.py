@@ -23,11 +23,15 @@ from starlette.routing import Route
 from redrb.errors import (
     AdmissionTimeout,
     ConfigError,
+    DecodeError,
     EncodeError,
     EngineError,
     RecordError,
     RedrbError,
     SessionOver,
+    StoreClosed,
+    StoreError,
+    StoreFull,
     StoreUnavailable,
     UnknownSession,
 )
@@ -156,7 +160,7 @@ class Gateway:
                 async with asyncio.timeout(limits.WAIT_S):
                     await self._weights.reach(opened.version)
         if opened.is_new and await request.is_disconnected():  # nobody gets to know it
-            await self._calls.run(self._store.drop, opened.name, untold=True)
+            await self._calls.run(self._store.drop, opened.name, unless_shared=True)
         base = self._public_url or str(request.base_url).rstrip("/")
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
@@ -243,10 +247,16 @@ def _failed(request: Request, error: Exception) -> Response:
             status, text = error.status_code, error.detail
         case EngineError() if error.is_refusal:
             status, text = 400, text.replace(error.where, "")
-    if not status:  # it may name hosts
-        _log.warning("a request gets status 503: %s", error)
-        status, text = 503, limits.BUSY
+    if not status:  # the text may name hosts
+        status, text = (500, limits.BROKEN) if _lasts(error) else (503, limits.BUSY)
+        _log.warning("a request gets status %d: %s", status, error)
     # OpenAI's and Anthropic's SDKs would repeat a request with status 409
     pause = "0" if isinstance(error, AdmissionTimeout) else "5"  # it has waited
     headers = {503: {"retry-after": pause}, 409: {"x-should-retry": "false"}}.get(status)
     return JSONResponse(error_of(request.url.path, status, text), status, headers)
+
+
+def _lasts(error: Exception) -> bool:
+    """Whether a request that is sent again would meet the same error of Redis."""
+    passes = (StoreUnavailable, StoreFull, StoreClosed)
+    return isinstance(error, StoreError | DecodeError) and not isinstance(error, passes)

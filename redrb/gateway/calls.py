@@ -129,9 +129,9 @@ class DropSession(Call[Literal["dropped"]], frozen=True):
     """Delete a session that is not over; its group's right returns if that has no other session.
 
     Attributes:
-        untold: Nobody has been told of it: it stays if an equal request has found it.
+        unless_shared: It stays if an equal request has found it, too.
     """
 
     script: ClassVar = "session/drop"
     session: str
-    untold: bool = False
+    unless_shared: bool = False

@@ -24,6 +24,9 @@ TURN_S = 600.0
 DROP_S = 10.0
 """Seconds for which the drop of a session is repeated: without it, the session expires."""
 
+_PASSING = (None, 408, 429, 502, 503, 504)
+"""What is sent again: no reply, a busy gateway, and a balancer whose gateway was killed."""
+
 MOST_PAUSE_S = 60.0
 """Longest pause before a request is sent again, whatever the gateway asks for."""
 
@@ -210,7 +213,7 @@ class GatewayClient:
             return found if isinstance(found, dict) else {}
 
         def passes(error: BaseException) -> bool:
-            return isinstance(error, EngineError) and error.status in (503, None)
+            return isinstance(error, EngineError) and error.status in _PASSING
 
         async def pause(seconds: float) -> None:
             await asyncio.sleep(min(max(seconds, asked_s), max(0.0, ends - time.monotonic())))

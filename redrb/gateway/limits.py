@@ -34,6 +34,7 @@ WAIT_S = 10.0
 behind others."""
 
 BUSY = "the gateway cannot answer now: send the request again."
+BROKEN = "Redis refuses this, and would again: the gateway's log says why."
 
 T = TypeVar("T")
 

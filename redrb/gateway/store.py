@@ -271,7 +271,7 @@ class SessionStore(Closing):
             timeout=ROOM_S,
         )
 
-    def drop(self, name: str, *, untold: bool = False) -> None:
+    def drop(self, name: str, *, unless_shared: bool = False) -> None:
         """Delete a session, which becomes no part of its group; repeated, it changes nothing.
 
         If the group has no other session, its right returns. A session that is over stays as it is
@@ -279,13 +279,13 @@ class SessionStore(Closing):
 
         Args:
             name: Of the session.
-            untold: Nobody has been told of it: it stays if an equal request has found it.
+            unless_shared: It stays if an equal request has found it, too.
 
         Raises:
             StoreUnavailable: Redis stayed away.
         """
         with Deadline():
-            self._task.store.call(DropSession(name, untold))
+            self._task.store.call(DropSession(name, unless_shared))
 
     def close(self) -> None:
         """Close the stream; sessions stay, and other gateways go on with them."""

@@ -286,12 +286,12 @@ def test_a_session_that_nobody_was_told_of_is_dropped_unless_another_call_found_
     stream_of(store).advance(7)
     options: dict[str, Any] = {"size": 1, "wait_s": 0, "once": ONCE}
     first = store.open("p", **options)
-    store.drop(first.name, untold=True)
+    store.drop(first.name, unless_shared=True)
     assert rights(store).held == 0
     again = store.open("p", **options)  # in a group of its own
     assert (again.id, again.is_new) == (first.id, True)
     assert not store.open("p", **options).is_new
-    store.drop(again.name, untold=True)
+    store.drop(again.name, unless_shared=True)
     session = store.read(again.name)
     store.drop(again.name)
     third = store.open("p", **options)

@@ -122,7 +122,7 @@ class _Sessions(SessionStore):
     def reward(self, name: str, reward: float, *, extras: Any = None) -> int:
         return len(encode_groups([self.read(name).items(reward, extras)]))
 
-    def drop(self, name: str, *, untold: bool = False) -> None:
+    def drop(self, name: str, *, unless_shared: bool = False) -> None:
         pass
 
 

@@ -20,7 +20,7 @@ import torch
 
 import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, DecodeError, StoreDenied, StoreFull, StoreUnavailable
 from redrb.watch.state.reader import StateReader
 from tests.chat_server import END, MODEL, ChatBackend, Record, text_of
 from tests.engine_server import tiny_model
@@ -861,6 +861,28 @@ def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream, statu
     rewarded(session)
     [[item]] = stream.take(1, timeout=20).groups()
     assert Record(server).check([item]) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreDenied("no rights at 127.0.0.1"), 500),
+        (DecodeError("damaged at 127.0.0.1"), 500),
+        (StoreUnavailable("away: 127.0.0.1", where="127.0.0.1"), 503),
+        (StoreFull("full: 127.0.0.1"), 503),
+    ],
+)
+def test_only_what_passes_is_to_be_sent_again(gateway, monkeypatch, caplog, error, status):
+    session = opened(gateway.url)
+
+    def read(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(gateway.gateway._store, "read", read)
+    monkeypatch.setattr(gateway.gateway._store, "use", read)
+    said = failed(status, f"{session}/v1/chat/completions", {"model": MODEL, "messages": []})
+    assert "127.0.0.1" not in said
+    assert f"status {status}: {error}" in caplog.text
 
 
 def test_no_error_names_the_server_or_redis(gateway, server, caplog):

@@ -133,6 +133,13 @@ def test_a_reward_and_a_turn_are_sent_again(run):
     assert gateway.requests[5].body["model"] == "tiny"
 
 
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_what_a_busy_gateway_or_its_balancer_answers_is_sent_again(run, status):
+    gateway = Gateway(replied(status, "no"), OPENED, replied(status, "no"))
+    run(gateway, one_reward)
+    assert gateway.asked == ["POST /sessions"] * 2 + ["POST /s/1.secret/reward"] * 2
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
 def test_a_refusal_is_not_sent_again(run, status):
     gateway = Gateway(OPENED, replied(status, "no"))

@@ -12,7 +12,7 @@ local ask = cmsgpack.unpack(ARGV[1])
 local session = key('session', ask.session)
 local head = head_of(session)
 if not head or redis.call('HEXISTS', session, 'over') == 1 or
-  ask.untold and redis.call('HEXISTS', session, 'shared') == 1 then
+  ask.unless_shared and redis.call('HEXISTS', session, 'shared') == 1 then
   return cmsgpack.pack('dropped')
 end
 redis.call('DEL', session)
