@@ -22,7 +22,7 @@ import redrb
 from redrb.gateway.app import Gateway
 from redrb.gateway.chat import ChatServer
 from redrb.gateway.store import SessionStore
-from redrb.http import Http
+from redrb.http_client import Http
 from redrb.stream import ExperienceStream
 from redrb.train.engines import EngineWeights
 from redrb.watch.page.server import bound_socket

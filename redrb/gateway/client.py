@@ -13,7 +13,7 @@ from redrb.checks import checked_number
 from redrb.connection.retries import insist_async
 from redrb.errors import ConfigError, EngineError
 from redrb.experience.fields import Scalar
-from redrb.http import Http
+from redrb.http_client import Http
 from redrb.stream.assembly.calls import OnIncomplete
 
 __all__ = ["AgentSession", "GatewayClient"]

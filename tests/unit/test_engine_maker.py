@@ -33,12 +33,13 @@ def test_a_maker_is_given_the_address_of_its_server_which_ends_with_it(
     command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     servers: list[psutil.Process] = []
+    before = set(psutil.Process().children())
 
     def run(words: list[str]) -> int:
         *flags, url = words
         assert flags == ["recipe", "--flag"]
         port = int(url.removeprefix("--engine-url=http://127.0.0.1:"))
-        [supervised] = psutil.Process().children()
+        [supervised] = set(psutil.Process().children()) - before
         while True:  # until it serves
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:

@@ -15,7 +15,7 @@ import pytest
 from redrb.errors import ConfigError, EngineError
 from redrb.gateway import client as module
 from redrb.gateway.client import GatewayClient
-from redrb.http import Http, HttpReply
+from redrb.http_client import Http, HttpReply
 
 URL = "http://gateway:8123"
 SESSION = f"{URL}/s/1.secret"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from redrb.checks import checked_number
 from redrb.errors import ConfigError, EngineError
-from redrb.http import Http, HttpReply
+from redrb.http_client import Http, HttpReply
 
 MOST_CONNECTIONS = 1024
 """Most requests to one server at a time; further ones wait for a connection."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redrb.http import Http, HttpReply
+from redrb.http_client import Http, HttpReply
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 AUTHORIZATION = {"authorization": "Bearer token"}
