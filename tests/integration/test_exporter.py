@@ -40,7 +40,7 @@ def test_the_command_serves_until_it_is_ended(real_url, namespace):
     process = subprocess.Popen(
         [sys.executable, "-m", "redrb.cli", *command],
         env=child_environment(
-            without=PREFIX, REDRB_URL=real_url, PYTHONPATH=str(Path(cli.__file__).parents[1])
+            without=PREFIX, REDRB_URL=real_url, PYTHONPATH=str(Path(cli.__file__).parents[2])
         ),
         stdout=subprocess.PIPE,
         text=True,
