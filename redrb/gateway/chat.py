@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -34,7 +35,7 @@ class ChatServer:
         engine: Samples.
         model: The model's name at the server.
         sampling: How the trainer takes all turns to be sampled; other values are refused.
-        max_tokens: Most tokens of a turn whose request does not say; None: as many as fit.
+        max_tokens: Most tokens of a turn, whatever its request says; None: as many as fit.
     """
 
     def __init__(self, http: JsonClient, engine: VLLMEngine, model: str, most: int) -> None:
@@ -52,21 +53,26 @@ class ChatServer:
             EngineError: It does not answer.
         """
         http = JsonClient(url, timeout=_TIMEOUT_S, most=MOST_AT_ONCE)
-        try:
-            found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
-            name = model or next(iter(found))
-            most = int(found[name]["max_model_len"])
-            hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
-            await http.request(f"{_PATHS['chat']}/render", hello)
-        except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
-            await http.close()
-            if isinstance(error, EngineError) and error.is_outage:
-                raise
-            raise ConfigError(
-                f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
-                f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
-            ) from error
-        return cls(http, VLLMEngine(url, model=name), name, most)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(http.close)
+            try:
+                models = (await http.request("/v1/models"))["data"]
+                found = {str(each["id"]): each for each in models}
+                name = model or next(iter(found))
+                most = int(found[name]["max_model_len"])
+                hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+                await http.request(f"{_PATHS['chat']}/render", hello)
+            except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
+                if isinstance(error, EngineError) and error.is_outage:
+                    raise
+                raise ConfigError(
+                    f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
+                    f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: "
+                    f"{error}"
+                ) from error
+            opened = cls(http, VLLMEngine(url, model=name), name, most)
+            undo.pop_all()
+            return opened
 
     async def close(self) -> None:
         """Close the connections."""
@@ -122,7 +128,7 @@ class ChatServer:
             if ask.sampling.get(name, value) != value:
                 raise Refused(f"{name} must be {value}, as the trainer has it: leave it out.")
         sampling = self.sampling | ask.sampling | ({"stop": ask.stop} if ask.stop else {})
-        most = min(ask.max_tokens or self.max_tokens or room, room)
+        most = min(each for each in (ask.max_tokens, self.max_tokens, room) if each)
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
