@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -19,6 +18,8 @@ from redrb.train.engines import Generation, VLLMEngine
 from redrb.train.engines.http import JsonClient
 
 _PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+
+_REFUSALS = (KeyError, TypeError, ValueError, StopIteration, EngineError)
 
 _TIMEOUT_S = 600.0
 
@@ -53,26 +54,21 @@ class ChatServer:
             EngineError: It does not answer.
         """
         http = JsonClient(url, timeout=_TIMEOUT_S, most=MOST_AT_ONCE)
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(http.close)
-            try:
-                models = (await http.request("/v1/models"))["data"]
-                found = {str(each["id"]): each for each in models}
-                name = model or next(iter(found))
-                most = int(found[name]["max_model_len"])
-                hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
-                await http.request(f"{_PATHS['chat']}/render", hello)
-            except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
-                if isinstance(error, EngineError) and error.is_outage:
-                    raise
-                raise ConfigError(
-                    f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
-                    f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: "
-                    f"{error}"
-                ) from error
-            opened = cls(http, VLLMEngine(url, model=name), name, most)
-            undo.pop_all()
-            return opened
+        try:
+            found = {str(each["id"]): each for each in (await http.request("/v1/models"))["data"]}
+            name = model or next(iter(found))
+            most = int(found[name]["max_model_len"])
+            hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
+            await http.request(f"{_PATHS['chat']}/render", hello)
+            return cls(http, VLLMEngine(url, model=name), name, most)
+        except BaseException as error:  # also if it is cancelled
+            await http.close()
+            if not isinstance(error, _REFUSALS) or getattr(error, "is_outage", False):
+                raise
+            raise ConfigError(
+                f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
+                f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -67,7 +67,6 @@ class Ask(msgspec.Struct, kw_only=True):
         prompt: Of `/v1/completions`; "" for messages.
         max_tokens: Most tokens, of all protocols; None: as many as fit.
         temperature: More than 0: at 0 no log-probability is true.
-        top_k, min_p: Not 1, which is as a temperature of 0.
         stop: Words that end the reply, which does not have them, of all protocols.
         return_token_ids: Whether the reply has its tokens, with log-probabilities and versions.
         request: Digest of the whole request, but for whether the reply is streamed.
@@ -81,8 +80,6 @@ class Ask(msgspec.Struct, kw_only=True):
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     stop: _Words | str = []
     stop_sequences: _Words = []
     stop_token_ids: list[int] = []
@@ -178,7 +175,7 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
     ask = known_in(body, Ask)
     if bool(ask.prompt) != (protocol == "text") or bool(ask.messages) == bool(ask.prompt):
         raise Refused("give one prompt, or messages, as the protocol has it.")
-    if ask.top_k == 1 or ask.min_p >= 1:
+    if body.get("top_k") == 1 or body.get("min_p") == 1:
         raise Refused("top_k and min_p must not be 1: no log-probability is true of greedy turns.")
     if ask.messages and ask.messages[-1].get("role") == "assistant":
         raise Refused("the last message is the model's: a reply cannot be continued.")

@@ -21,7 +21,7 @@ from redrb.connection import Client
 from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop, checked_stop_seconds
-from redrb.errors import RedrbError, StoreUnavailable, UnknownSession
+from redrb.errors import RedrbError, UnknownSession
 from redrb.experience.faults import log_filtered, raised
 from redrb.gateway.client import AgentSession, GatewayClient
 from redrb.recipe.episode_maker import DRAIN_TIMEOUT_S, EpisodeReport
@@ -190,10 +190,8 @@ class AgentRecipeMaker(Entered):
                     self._store.use(session_name(name, secret))
                 except UnknownSession:
                     continue  # its agent's next request says it
-                except RedrbError as error:
+                except RedrbError as error:  # the others are kept
                     failed = error
-                    if isinstance(error, StoreUnavailable):
-                        break
             outage.failed(failed) if failed else outage.over()
 
         while True:
