@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 from redrb.gateway.session import Session, Turn
 from redrb.train.engines import Generation
 
 _numbers = itertools.count(1)
+
+
+def reply_of(content: str, **changes: Any) -> dict[str, Any]:
+    """Return a stored reply, as `ChatServer.reply` returns it."""
+    message = {"role": "assistant", "content": content}
+    found = {"id": "r", "created": 1, "message": message, "finish": "stop", "stop": None}
+    return {**found, "usage": [1, 2], **changes}
 
 
 def turn(parent: int = -1, tokens: int = 2, *, given: int = 1, **changes: Any) -> Turn:
@@ -23,7 +31,7 @@ def turn(parent: int = -1, tokens: int = 2, *, given: int = 1, **changes: Any) -
         "after": b"after %d" % numbers[0],
         "given": numbers[:given],
         "sampled": sampled,
-        "reply": b'{"content": "\xc3\xa4"}',
+        "reply": json.dumps(reply_of("\u00e4"), ensure_ascii=False).encode(),
     }
     return Turn(**{**fields, **changes})
 

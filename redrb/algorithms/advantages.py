@@ -11,6 +11,7 @@ from torch import Tensor
 from redrb.checks import check_choice
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
+from redrb.experience.fields import SESSION
 from redrb.experience.records import per_sample
 from redrb.words import counted
 
@@ -204,8 +205,9 @@ def advantages_of_groups(
     """Return the advantage of each sample of a batch over its group, float32 `[B]`.
 
     The batch holds whole groups, as every take returns them. Samples of a group with the same
-    `extras["session"]`, a text, and the same reward count once: the branches of an agent's session
-    weigh as much as a session without any.
+    `extras["redrb_session"]`, which gateways set, and the same reward count once in the mean and
+    the standard deviation of their group, however many branches an agent's session has; each of
+    them gets that advantage.
 
     Args:
         scale_by_std, method: Of `group_relative_advantages`.
@@ -220,7 +222,7 @@ def advantages_of_groups(
             "lease.batch() returns it: the maker must fill one of them.",
             field="reward" if reward is None else "advantages",
         )
-    sessions = [(each or {}).get("session") for each in per_sample(experience, "extras", size)]
+    sessions = [(each or {}).get(SESSION) for each in per_sample(experience, "extras", size)]
     groups, rewards = index.tolist(), reward.reshape(size).tolist()
     firsts: dict[object, int] = {}  # row of the first sample of each session
     rows = [

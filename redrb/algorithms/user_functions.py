@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +30,10 @@ TOGETHER_S = 0.1
 
 GRACE_S = 10.0
 """How long the time limit of a coroutine may be late, because its event loop is busy."""
+
+FAILURES = (Exception, SystemExit)
+"""Errors by which a call of the user's function fails alone. A coroutine may raise CancelledError,
+too, although nobody has cancelled it."""
 
 _JOIN_S = 2.0
 """How long a process that ends waits for the event loop's thread."""
@@ -116,8 +121,8 @@ class Calls:
         try:
             async with asyncio.timeout(self._timeout):
                 found = await call
-        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-            found = error
+        except (*FAILURES, asyncio.CancelledError) as error:  # its group is filtered
+            found = failure_of(error)
         done.put((number, found))
 
 
@@ -125,8 +130,15 @@ def attempt(call: Callable[[], Any]) -> Any:
     """Return the result of a call, or its exception."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
+    except FAILURES as error:  # its group is filtered
+        return failure_of(error)
+
+
+def failure_of(error: BaseException) -> Exception:
+    """Return why a call of the user's function failed; other calls go on, also after SystemExit."""
+    if isinstance(error, Exception):
         return error
+    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
 
 
 _lock = threading.Lock()
@@ -155,7 +167,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     # of the whole thread: a block in one coroutine would also begin and end in the others
     torch.set_grad_enabled(False)
     asyncio.set_event_loop(loop)
-    loop.run_forever()
+    ended = False
+    while not ended:
+        with suppress(SystemExit):  # of a task, which has it as its error: the other tasks go on
+            loop.run_forever()
+            ended = True
     loop.close()
 
 

@@ -22,6 +22,9 @@ STANDARD_FIELDS = (
 TENSOR_FIELDS = (*STANDARD_FIELDS, "token_versions")
 """All fields that hold a tensor; further tensors are in `tensors`, by name."""
 
+SESSION = "redrb_session"
+"""Key in the extras of samples from a gateway: the id of their session, which no agent can set."""
+
 Scalar: TypeAlias = str | int | float | bool
 Shape: TypeAlias = tuple[int, ...]
 Side: TypeAlias = Literal["left", "right"]

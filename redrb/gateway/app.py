@@ -53,6 +53,7 @@ from redrb.gateway.turns import OnEdited, Turns
 from redrb.stream.assembly.calls import OnIncomplete
 from redrb.stream.worker import Worker
 from redrb.train.engines import EngineWeights
+from redrb.unpacking import Reading
 
 MOST_REWARD = 3e38
 """Largest reward, of either sign: samples have it as float32."""
@@ -180,7 +181,8 @@ class Gateway:
             async with self._in_use(name):
                 turn = await self._turns.sample(session, ask)
             self._worker.weight_version = max(turn.sampled.versions)
-        reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
+        with Reading("the reply of a turn"):
+            reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
         if ask.return_token_ids:
             reply.tokens = {
                 "token_ids": done.tokens,

@@ -19,6 +19,8 @@ from redrb.train.engines.http import JsonClient
 
 _PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
 
+_REFUSALS = (KeyError, TypeError, ValueError, StopIteration, EngineError)
+
 _TIMEOUT_S = 600.0
 
 _log = logging.getLogger("redrb")
@@ -34,7 +36,7 @@ class ChatServer:
         engine: Samples.
         model: The model's name at the server.
         sampling: How the trainer takes all turns to be sampled; other values are refused.
-        max_tokens: Most tokens of a turn whose request does not say; None: as many as fit.
+        max_tokens: Most tokens of a turn, whatever its request says; None: as many as fit.
     """
 
     def __init__(self, http: JsonClient, engine: VLLMEngine, model: str, most: int) -> None:
@@ -58,15 +60,15 @@ class ChatServer:
             most = int(found[name]["max_model_len"])
             hello = {"model": name, "messages": [{"role": "user", "content": "hello"}]}
             await http.request(f"{_PATHS['chat']}/render", hello)
-        except (KeyError, TypeError, ValueError, StopIteration, EngineError) as error:
+            return cls(http, VLLMEngine(url, model=name), name, most)
+        except BaseException as error:  # also if it is cancelled
             await http.close()
-            if isinstance(error, EngineError) and error.is_outage:
+            if not isinstance(error, _REFUSALS) or getattr(error, "is_outage", False):
                 raise
             raise ConfigError(
                 f"{http.where}: the gateway needs vLLM 0.32 or newer with --enable-scale-out, "
                 f"which serves {model or 'a model'!r}; SGLang has no such calls. It says: {error}"
             ) from error
-        return cls(http, VLLMEngine(url, model=name), name, most)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -122,7 +124,7 @@ class ChatServer:
             if ask.sampling.get(name, value) != value:
                 raise Refused(f"{name} must be {value}, as the trainer has it: leave it out.")
         sampling = self.sampling | ask.sampling | ({"stop": ask.stop} if ask.stop else {})
-        most = min(ask.max_tokens or self.max_tokens or room, room)
+        most = min(each for each in (ask.max_tokens, self.max_tokens, room) if each)
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
     async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:

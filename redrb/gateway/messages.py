@@ -175,6 +175,8 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
     ask = known_in(body, Ask)
     if bool(ask.prompt) != (protocol == "text") or bool(ask.messages) == bool(ask.prompt):
         raise Refused("give one prompt, or messages, as the protocol has it.")
+    if body.get("top_k") == 1 or body.get("min_p") == 1:
+        raise Refused("top_k and min_p must not be 1: no log-probability is true of greedy turns.")
     if ask.messages and ask.messages[-1].get("role") == "assistant":
         raise Refused("the last message is the model's: a reply cannot be continued.")
     whole = {name: body[name] for name in body.keys() - {"stream", "stream_options"}}

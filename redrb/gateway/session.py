@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem
+from redrb.experience.fields import SESSION, Scalar
 from redrb.train.engines.completions import Generation
 from redrb.train.engines.trajectory import Trajectory
 from redrb.unpacking import Reading
@@ -73,7 +74,7 @@ class Session(msgspec.Struct, kw_only=True):
     bury: bool = False
     tags: str = "{}"
     series: str = ""
-    right: str = ""
+    right: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{0,18}\Z")] = ""
 
     @property
     def parents(self) -> set[int]:
@@ -101,8 +102,8 @@ class Session(msgspec.Struct, kw_only=True):
 
         Args:
             reward: Of each sample.
-            extras: Of each sample, beside "prompt" and "session", the ids. The trainer knows the
-                samples of a session by its id.
+            extras: Of each sample, beside "prompt", the id. "redrb_session" stays the session's id,
+                by which the trainer knows its samples.
 
         Raises:
             RecordError: The session has no turn.
@@ -111,7 +112,7 @@ class Session(msgspec.Struct, kw_only=True):
             raise RecordError(f"session {self.id} has no turn: drop it, or send a request first.")
         counted = set[int]()
         with Reading("the tags of a session"):
-            tags = dict(json.loads(self.tags))
+            tags = msgspec.convert(json.loads(self.tags), dict[str, Scalar])
         found = []
         for leaf in sorted(set(range(len(self.turns))) - self.parents):
             first, *others = self.path(leaf)
@@ -124,11 +125,39 @@ class Session(msgspec.Struct, kw_only=True):
                 else:
                     trajectory.sampled(turn.sampled)
             counted.update((first, *others))
-            known = {"prompt": self.prompt, **(extras or {}), "session": self.id}
+            known = {"prompt": self.prompt, **(extras or {}), SESSION: self.id}
             found.append(trajectory.item(reward, tags=tags, extras=known))
         return found
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    content: str
+    reasoning: str = ""
+    tool_calls: list[_Call] = []
+
+
+class _Reply(msgspec.Struct):
+    """The reply of a turn, as `ChatServer.reply` returns it, without `whole`."""
+
+    id: str
+    created: int
+    message: _Message
+    finish: Literal["stop", "length", "tool_calls"]
+    stop: str | None
+    usage: tuple[int, int]
+
+
+_reply = msgspec.json.Decoder(_Reply).decode
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda _: None).encode  # without routed experts
 _decode = msgspec.msgpack.Decoder(Turn).decode
 
@@ -155,6 +184,7 @@ def decode_turn(stored: bytes, index: int) -> Turn:
 
 def _checked(stored: bytes, index: int) -> Turn:
     turn = _decode(stored)
+    _reply(turn.reply)
     done, count = turn.sampled, len(turn.sampled.tokens)
     if not 0 < count == len(done.log_probs) == len(done.versions) or done.finish == "abort":
         raise ValueError("it was aborted, or has not as many log-probs and versions as tokens")

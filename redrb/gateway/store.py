@@ -359,6 +359,11 @@ class SessionStore(Closing):
             if reply.outcome == "unknown" or not fields:
                 return None
             session = _head(fields[b"head"])
+            try:
+                place = session.group, session.index, session.size, session.least
+                GroupPart.checked(*place, PART_AGE, "drop", MOST_PARTS)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
             turns = range(whole(fields[b"turns"]))
             session.turns = [decode_turn(fields[b"%d" % index], index) for index in turns]
             session.name, session.over, session.short = name, b"over" in fields, reply.short

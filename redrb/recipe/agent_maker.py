@@ -15,12 +15,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from redrb.algorithms.user_functions import submit
+from redrb.algorithms.user_functions import FAILURES, submit
 from redrb.checks import require_package
 from redrb.connection import Client
 from redrb.connection.deadline import Deadline
+from redrb.connection.outage import Outage
 from redrb.connection.stop import Stop, checked_stop_seconds
-from redrb.errors import RedrbError, StoreUnavailable, UnknownSession
+from redrb.errors import RedrbError, UnknownSession
 from redrb.experience.faults import log_filtered, raised
 from redrb.gateway.client import AgentSession, GatewayClient
 from redrb.recipe.episode_maker import DRAIN_TIMEOUT_S, EpisodeReport
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from redrb.gateway.chat import ChatServer
     from redrb.recipe.agents import AgentRecipe
     from redrb.recipe.recipe import Prompt
+
+UNCHANGED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Sampling of vLLM that leaves the distribution as it is."""
 
 SESSION_S = 60.0
 """Seconds after which the sessions of a maker that was killed are gone."""
@@ -127,12 +131,13 @@ class AgentRecipeMaker(Entered):
         from redrb.gateway.chat import ChatServer
 
         recipe = self._recipe
-        engine = engine_of(recipe)
-        chat = await engine.repeated(
-            partial(ChatServer.open, recipe.engine_url, str(recipe.model()))
-        )
-        chat.sampling, chat.max_tokens = sampling_of(recipe), recipe.max_new_tokens
-        await engine.close()
+        async with AsyncExitStack() as undo:
+            async with engine_of(recipe) as engine:
+                opening = partial(ChatServer.open, recipe.engine_url, str(recipe.model()))
+                chat = await engine.repeated(opening)
+                undo.push_async_callback(chat.close)
+            undo.pop_all()
+        chat.sampling, chat.max_tokens = UNCHANGED | sampling_of(recipe), recipe.max_new_tokens
         return chat
 
     async def _serve(
@@ -152,7 +157,7 @@ class AgentRecipeMaker(Entered):
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with JobEnd(weights, (), self._stop).watching():
             agents = asyncio.wrap_future(submit(self._agents(url, token)))
-            first = (serving, agents, stopping)
+            first = (serving, renewing, agents, stopping)
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not agents.done():
             submit(self._cancel())
@@ -161,8 +166,9 @@ class AgentRecipeMaker(Entered):
                 async with asyncio.timeout(self._drain_s):
                     await chat.engine.abort()  # turns that nobody waits for any more
         over.set()
-        renewing.cancel()
         await serving
+        if not renewing.cancel():
+            renewing.result()  # raises what ended it
         if not agents.done():
             _log.warning("a maker ends and gives up agents, which did not end in time")
         elif not agents.cancelled():
@@ -174,12 +180,19 @@ class AgentRecipeMaker(Entered):
         """Keep the sessions of agents that run."""
         from redrb.gateway.store import session_name
 
+        outage = Outage("sessions of agents that run are not kept")
+
         def renew() -> None:
-            with suppress(StoreUnavailable):
-                for url in tuple(self._sessions):
-                    name, _, secret = url.removesuffix("/v1").rpartition("/")[2].partition(".")
-                    with suppress(UnknownSession):  # its agent's next request says it
-                        self._store.use(session_name(name, secret))
+            failed: RedrbError | None = None
+            for url in tuple(self._sessions):
+                name, _, secret = url.removesuffix("/v1").rpartition("/")[2].partition(".")
+                try:
+                    self._store.use(session_name(name, secret))
+                except UnknownSession:
+                    continue  # its agent's next request says it
+                except RedrbError as error:  # the others are kept
+                    failed = error
+            outage.failed(failed) if failed else outage.over()
 
         while True:
             await asyncio.sleep(SESSION_S / 3)
@@ -211,13 +224,16 @@ class AgentRecipeMaker(Entered):
     async def _group(self, gateway: GatewayClient, prompt: Prompt) -> None:
         """Run the agents of one prompt; as soon as too few are left, cancel them."""
         recipe, key, rewards = self._recipe, uuid.uuid4().hex, list[float]()
+        group: Any = asyncio.current_task()  # also cancelled while too few agents are left
         spare, failed = recipe.group_size - (recipe.least or recipe.group_size), 0
 
         async def agent() -> None:
             nonlocal failed
             try:
                 rewards.append(await self._agent(gateway, prompt, key))
-            except Exception as error:  # of the user's agent, or of its session
+            except (*FAILURES, asyncio.CancelledError) as error:  # of the agent, or of its session
+                if isinstance(error, asyncio.CancelledError) and group.cancelling():
+                    raise
                 failed += 1
                 fault = raised("an agent", error)
                 if failed > spare:

@@ -26,7 +26,7 @@ class AgentRecipe(GRPORecipe):
     A maker runs `group_size` agents for each of `prompts_per_step` prompts at the same time. What
     they sample comes from the vLLM at `engine_url`, through a gateway in the maker's process, and
     is stored turn by turn as it was sampled. A turn has at most `max_new_tokens` tokens, and the
-    recipe's `temperature`. The trainer compares the rewards of a group.
+    recipe's `temperature`, `top_p` and `top_k`. The trainer compares the rewards of a group.
 
     Examples:
         >>> class Answers(AgentRecipe):

@@ -142,7 +142,7 @@ def test_another_gateway_goes_on_with_a_session(gateway):
         (item,) = lease.items()
         assert item.sequences is not None
         assert item.sequences.tolist() == other.read(opened.name).tokens(1)
-        assert item.extras == {"prompt": "p", "session": opened.id, "checked": True}
+        assert item.extras == {"prompt": "p", "redrb_session": opened.id, "checked": True}
         lease.ack()
     check_books(other)
 
@@ -681,6 +681,30 @@ def test_a_damaged_session_is_an_error(gateway, field, value):
     raw(store, "HSET", f"session:{session.name}", field, value)
     with pytest.raises((StoreError, UnknownSession)):
         store.read(opened.name)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["id", "group", "index", "size", "least", "bury", "prompt", "tags", "series", "right", "place"],
+)
+def test_a_head_with_any_other_value_is_refused_or_is_a_session(gateway, field):
+    store = gateway(**BOUND)
+    odd: list[Any] = [None, -1, 0, 7, 2**63, 0.5, True, "", "x", "7\n", "9" * 30, "\0", "z" * 300]
+    odd += [[], ["a"], {}, {"a": 1}, '{"a": []}', '{"a": {}}', "[1]", "[" * 10**5, b"\xff"]
+    for number, value in enumerate(odd):
+        opened = store.open(f"{number}", size=2, least=1, wait_s=5)
+        store.append(store.read(opened.name), turn())
+        key = f"session:{opened.name}"
+        head = msgspec.msgpack.decode(raw(store, "HGET", key, "head"))
+        raw(store, "HSET", key, "head", msgspec.msgpack.encode(head | {field: value}))
+        with suppress(StoreError, UnknownSession):
+            store.read(opened.name)
+            with suppress(SessionOver):
+                store.append(store.read(opened.name), turn(0))
+            store.reward(opened.name, 1.0)
+        raw(store, "HSET", key, "head", msgspec.msgpack.encode(head))
+        store.drop(opened.name)
+        stream_of(store).clear()
 
 
 def test_a_script_that_runs_again_does_nothing_more(gateway):

@@ -186,10 +186,10 @@ def check(stream: ExperienceStream, server: ChatBackend, told: dict[str, list[li
     record.samples = [each for each in record.samples if "default" not in each.labels]
     with stream.take(groups, timeout=60) as lease:
         for group in lease.groups():
-            assert len(group) == len({item.extras["session"] for item in group}) == GROUP
+            assert len(group) == len({item.extras["redrb_session"] for item in group}) == GROUP
             for item in group:
                 trained = item.sequences[-len(item.action_mask) :][item.action_mask].tolist()
-                assert trained == list(itertools.chain(*told.pop(item.extras["session"])))
+                assert trained == list(itertools.chain(*told.pop(item.extras["redrb_session"])))
             found += record.check(group)
         lease.ack()
     assert not told

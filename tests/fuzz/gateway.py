@@ -40,6 +40,7 @@ from tests.chat_server import (
     rendered,
     text_of,
 )
+from tests.gateway_turns import reply_of
 
 TOKEN = b"token"
 TURNS = [f"{{session}}/v1/{path}" for path in PROTOCOLS]
@@ -103,7 +104,14 @@ class _Sessions(SessionStore):
         """Begin the only session; return its path."""
         self._now = Session(id="a", index=0, size=1, name=session_name("a", "b"))
         done = Generation([1, END], [-0.5] * 2, [1] * 2, "stop")
-        turn = Turn(parent=-1, request=b"", after=b"", given=[1], sampled=done, reply=b"{}")
+        turn = Turn(
+            parent=-1,
+            request=b"",
+            after=b"",
+            given=[1],
+            sampled=done,
+            reply=json.dumps(reply_of("1")).encode(),
+        )
         self.append(self._now, turn)
         return "/s/a.b"
 

@@ -19,7 +19,8 @@ import redrb
 from redrb import Client, ExperienceStream
 from redrb.cli import __main__ as cli
 from redrb.environment import PREFIX, child_environment
-from redrb.errors import ConfigError, EngineError
+from redrb.errors import ConfigError, EngineError, StoreDenied
+from redrb.gateway.store import SessionStore
 from redrb.recipe import AgentRecipe, agent_maker, character_tokenizer
 from redrb.train.broadcast import Broadcast
 from tests import warm
@@ -236,7 +237,7 @@ def test_a_killed_maker_loses_and_repeats_no_group(server, stream, namespace):
     assert [len(group) for group in groups] == [3] * RIGHTS
     sampled = {tuple(each.prompt + each.tokens) for each in server.samples}
     items = [item for group in groups for item in group]
-    assert len({item.extras["session"] for item in items}) == 3 * RIGHTS
+    assert len({item.extras["redrb_session"] for item in items}) == 3 * RIGHTS
     assert all(tuple(item.sequences.tolist()) in sampled for item in items)
     stats = stream.stats()
     assert (stats.ledger.balanced, stats.ledger.put, stats.ledger.acked) == (True, RIGHTS, RIGHTS)
@@ -332,8 +333,92 @@ def test_turns_are_sampled_as_the_trainer_takes_them(server, client, namespace, 
     asks(monkeypatch, hot)
     [group], _ = made(client, of(Asks, server, namespace, temperature=0.5), 1)
     assert [len(item.action_mask) for item in group[::2]] == [3, 3]  # branches, of one session each
-    assert [item.extras["session"] for item in group][::2] != [group[0].extras["session"]] * 2
-    assert len({item.extras["session"] for item in group}) == len(said) == 2
+    sessions = [item.extras["redrb_session"] for item in group]
+    assert sessions[0] != sessions[2]
+    assert len(set(sessions)) == len(said) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.9}]
+)
+def test_no_agent_samples_in_another_way_than_its_recipe(
+    server, client, namespace, monkeypatch, options
+):
+    async def other(session: Any) -> float:
+        messages = [{"role": "user", "content": "1"}]
+        with pytest.raises(EngineError, match=r"must be .*, as the trainer has it"):
+            await session.chat(messages, **options)
+        await session.chat(messages, max_tokens=5000, top_p=1, top_k=0, min_p=0, temperature=1)
+        return 1.0
+
+    asks(monkeypatch, other)
+    [group], _ = made(client, of(Asks, server, namespace), 1)
+    assert all(len(item.action_mask) <= Asks.max_new_tokens for item in group)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError()])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_agent_that_exits_or_cancels_itself_has_failed(
+    server, client, namespace, monkeypatch, caplog, error, count, least
+):
+    begun: list[Any] = []
+
+    async def fails(session: Any) -> float:
+        begun.append(session)
+        number = len(begun)
+        await session.chat([{"role": "user", "content": "1"}])
+        if number <= count:
+            raise error
+        return 1.0
+
+    asks(monkeypatch, fails)
+    groups, events = made(client, of(Asks, server, namespace, least=least), int(count <= least))
+    assert [len(group) for group in groups] == [1] * (count <= least)
+    assert [each["samples"] for each in events if each["event"] == "put"] == [1] * len(groups)
+    assert f"an agent raised {type(error).__name__}" in caplog.text
+
+
+def test_an_agent_that_cancels_its_own_task_has_failed(
+    server, client, namespace, monkeypatch, caplog
+):
+    async def cancels(session: Any) -> float:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await session.chat([{"role": "user", "content": "1"}])
+        return 1.0
+
+    asks(monkeypatch, cancels)
+    groups, events = made(client, of(Asks, server, namespace, least=1), 0)
+    assert (groups, [each for each in events if each["event"] == "put"]) == ([], [])
+    assert "a group is filtered: an agent raised CancelledError" in caplog.text
+
+
+def test_a_session_that_cannot_be_kept_costs_no_other(client, namespace, monkeypatch, caplog):
+    kept: list[str] = []
+
+    def use(_: Any, name: str) -> None:
+        kept.append(name)
+        if len(kept) % 2:
+            raise StoreDenied("denied")
+
+    monkeypatch.setattr(agent_maker, "SESSION_S", 0.06)
+    monkeypatch.setattr(SessionStore, "use", use)
+
+    async def renewed(maker: Any) -> None:
+        renewing = asyncio.create_task(maker._renew())
+        while len(kept) < 6:
+            await asyncio.sleep(0.01)
+        assert not renewing.done()
+        renewing.cancel()
+
+    recipe = Agents(namespace=namespace, worker="maker-1", engine_url="http://127.0.0.1:9")
+    with recipe.maker(client, lambda *_, **__: None) as maker:
+        maker._sessions |= {"http://127.0.0.1:9/s/a.b/v1", "http://127.0.0.1:9/s/c.d/v1"}
+        asyncio.run(asyncio.wait_for(renewed(maker), 30))
+    assert len(set(kept)) == 2
+    assert caplog.text.count("sessions of agents that run are not kept: denied") == 1
 
 
 def test_an_agent_that_is_silent_for_long_keeps_its_session(server, client, namespace, monkeypatch):

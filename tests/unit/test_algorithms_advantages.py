@@ -23,6 +23,7 @@ from redrb.algorithms.advantages import advantages_of_groups
 from redrb.algorithms.losses import normalised
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Experience, make_experience_batch
+from redrb.experience.fields import SESSION
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 
@@ -193,7 +194,7 @@ def of_agents(*samples: tuple[int, object, float]) -> Experience:
             sequences=torch.tensor([1, 2]),
             action_log_probs=torch.zeros(1),
             reward=torch.tensor(reward),
-            extras={} if session is None else {"session": session},
+            extras={} if session is None else {SESSION: session},
         )
         for _, session, reward in samples
     ]
@@ -220,6 +221,12 @@ def test_the_branches_of_a_session_count_once():
 @pytest.mark.parametrize("session", [None, 7, ["a"], {"a": 1}])
 def test_samples_without_the_id_of_a_session_count_each(session):
     batch = of_agents((0, session, 1.0), (0, session, 1.0), (0, session, 4.0))
+    close(advantages_of_groups(batch, scale_by_std=False), [-1.0, -1.0, 2.0])
+
+
+def test_a_column_of_a_data_set_named_session_changes_no_advantage():
+    batch = of_agents((0, None, 1.0), (0, None, 1.0), (0, None, 4.0))
+    batch.extras = [{"session": "a conversation"}] * 3
     close(advantages_of_groups(batch, scale_by_std=False), [-1.0, -1.0, 2.0])
 
 

@@ -286,6 +286,39 @@ def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind):
     assert all(math.isnan(reward) for reward, _ in found[1:])
 
 
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("plain", SystemExit(2)), ("async", SystemExit(2)), ("async", asyncio.CancelledError())],
+)
+def test_a_call_that_exits_or_cancels_itself_fails_alone(kind, error):
+    def plain(completion):
+        if completion["answer"] == "b":
+            raise error
+        return 0.5
+
+    async def coroutine(completion):
+        return plain(completion)
+
+    reward = Reward(plain if kind == "plain" else coroutine, timeout=5)
+    found = reward.of_each(generate(seeded(PlainActor), PROMPTS, **OPTIONS))
+    assert [why for _, why in found if why] == [found[1][1]]
+    assert found[1][1].startswith(f"raised RuntimeError: {type(error).__name__}")
+
+
+def test_the_event_loop_of_the_users_code_outlives_a_task_that_exits():
+    async def exits():
+        raise SystemExit(2)
+
+    async def begins_tasks():
+        left = [asyncio.create_task(exits()) for _ in range(3)]
+        await asyncio.wait(left)
+        return [task.exception().code for task in left]
+
+    with pytest.raises(SystemExit):
+        submit(exits()).result(10)
+    assert submit(begins_tasks()).result(10) == [2, 2, 2]
+
+
 def test_coroutines_compute_no_gradients():
     weight = torch.ones(1, requires_grad=True)
 

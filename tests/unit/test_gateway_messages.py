@@ -215,3 +215,15 @@ def test_the_end_of_a_prompt_follows_a_reply(template, flow):
     names = {number: name for name, number in numbers.items()}
     assert "".join(names[each] for each in found) == expected
     assert following(*given, last=found[0]) == found[1:]  # the end of the turn was sampled
+
+
+@pytest.mark.parametrize(
+    "greedy", [{"temperature": 0}, {"top_k": 1}, {"min_p": 1}, {"top_k": 1, "temperature": 0.5}]
+)
+@pytest.mark.parametrize("protocol", ["chat", "text"])
+def test_greedy_turns_are_refused(protocol, greedy):
+    body = {"model": "m", **({"prompt": "1"} if protocol == "text" else {"messages": [USER]})}
+    for usable in ({"temperature": 0.1}, {"top_k": 2}, {"top_k": 0}, {"top_k": -1}, {"min_p": 0.9}):
+        ask_of(protocol, json.dumps(body | usable).encode())
+    with pytest.raises(Refused):
+        ask_of(protocol, json.dumps(body | greedy).encode())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from redrb.errors import RecordError, StoreError
+from redrb.gateway.messages import Protocol, ask_of
+from redrb.gateway.replies import Reply
 from redrb.gateway.session import decode_turn, encode_turn
 from redrb.train.engines import Generation
-from tests.gateway_turns import session_of, turn
+from tests.gateway_turns import reply_of, session_of, turn
 
 
 def test_a_conversation_is_one_sample():
@@ -31,12 +35,12 @@ def test_a_conversation_is_one_sample():
     ]
     assert item.token_versions.tolist() == [7, 7, -1, -1, 7, 8]
     assert (item.policy_version, float(item.reward or 0)) == (7, 0.5)
-    assert item.extras == {"prompt": "p", "session": "s1", "score": {"a": 1}}
+    assert item.extras == {"prompt": "p", "redrb_session": "s1", "score": {"a": 1}}
 
 
 def test_extras_replace_no_id_of_a_session():
-    [item] = session_of(turn()).items(1.0, {"session": "another", "prompt": "text"})
-    assert item.extras == {"prompt": "text", "session": "s1"}
+    [item] = session_of(turn()).items(1.0, {"redrb_session": "another", "prompt": "text"})
+    assert item.extras == {"prompt": "text", "redrb_session": "s1"}
 
 
 def test_branches_are_samples_and_what_they_share_counts_once():
@@ -126,6 +130,9 @@ def test_a_malformed_turn_is_not_stored(sampled):
         {"finish": "abort"},
         {"finish": "other"},
         {"reply": 1},
+        {"reply": b""},
+        {"reply": b"{}"},
+        {"reply": b"[" * 10**5},
         {"given": None},
         {"sampled": None},
     ],
@@ -137,6 +144,46 @@ def test_a_damaged_turn_is_refused(changes):
         (fields["sampled"] if name in fields["sampled"] else fields)[name] = value
     with pytest.raises(StoreError, match="a turn of a session cannot be read"):
         decode_turn(msgspec.msgpack.encode(fields), 1)
+
+
+PLACES = [(), ("id",), ("created",), ("finish",), ("stop",), ("usage",), ("usage", 0), ("message",)]
+PLACES += [("message", name) for name in ("role", "content", "reasoning", "tool_calls")]
+CALL = ("message", "tool_calls", 0)
+PLACES += [CALL, *((*CALL, name) for name in ("id", "function", "type"))]
+PLACES += [(*CALL, "function", name) for name in ("name", "arguments")]
+ODD = [None, True, -1, 10**30, 0.5, "", "stop", "{}", [], [None], [1, 2], {}, {"a": []}]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)) or "all")
+def test_a_reply_with_any_other_value_is_refused_or_can_be_sent(place):
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "1", "reasoning": "2", "tool_calls": [call]}
+    bodies: dict[Protocol, dict[str, Any]] = {
+        "chat": {"messages": [{"role": "user", "content": "1"}]},
+        "text": {"prompt": "1"},
+        "messages": {"messages": [{"role": "user", "content": "1"}]},
+    }
+    asks = [
+        ask_of(protocol, json.dumps({"model": "m", **body}).encode())
+        for protocol, body in bodies.items()
+    ]
+    kept = 0
+    for odd in (call, *ODD):
+        found: Any = {"all": reply_of("1", message=json.loads(json.dumps(message)))}
+        at, name = found, "all"
+        for step in place:
+            at, name = at[name], step
+        at[name] = odd
+        damaged = turn(reply=json.dumps(found["all"]).encode())
+        try:
+            encode_turn(damaged)
+        except RecordError:
+            continue
+        kept += 1
+        for ask in asks:
+            shown = Reply(ask, json.loads(damaged.reply))
+            json.dumps([shown.body(), [each.decode() for each in shown.events()]])
+    assert kept < len(ODD) or place[-1] in ("role", "type")
 
 
 def test_each_truncation_and_each_changed_byte_is_refused_or_is_a_turn():

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import torch
 
 from redrb.algorithms import group_relative_advantages
+from redrb.algorithms.user_functions import FAILURES, failure_of
 from redrb.connection.stop import Stop
 from redrb.errors import (
     ConfigError,
@@ -97,7 +98,11 @@ class EpisodeRunner:
             Any error of the function.
         """
         more = {"partial": partial} if self._goes_on and partial is not None else {}
-        items = samples_of(await self._episode(prompt, self._engine, **more), "an episode")
+        try:
+            found = await self._episode(prompt, self._engine, **more)
+        except SystemExit as error:  # it would end the event loop
+            raise failure_of(error) from error
+        items = samples_of(found, "an episode")
         for item in items:
             if item.status is Status.ABORTED:
                 item.extras = {**item.extras, PROMPT: prompt}
@@ -235,7 +240,7 @@ class Groups:
         for result in results:
             if isinstance(result, EngineError) and not result.is_refusal:
                 raise result
-            if isinstance(result, Exception):
+            if isinstance(result, Exception | asyncio.CancelledError):  # nobody cancels one alone
                 fault = raised("an episode", result)
                 log_filtered(fault, "a group is filtered: %s", fault)
                 return None
@@ -251,7 +256,10 @@ class Groups:
         try:
             found = self.finish(items)
             return await found if inspect.isawaitable(found) else found
-        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
+        except (*FAILURES, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
             fault = raised("the end of a group", error)
             log_filtered(
                 fault, "a group is filtered: its samples could not be finished: %s", fault.why
