@@ -80,12 +80,13 @@ fuzz: .venv/.dev  ## fuzz each reader of foreign input for MINUTES=10 (installs 
 	  $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -max_total_time=$$(($(or $(MINUTES),10) * 60)) \
 	    -rss_limit_mb=4096 -artifact_prefix=build/fuzz/ -verbosity=0 || exit 1; done
 
-check: .venv/.dev  ## lint, format, types, import rules and Lua
+check: .venv/.dev  ## lint, format, types, import rules, Lua and the manifests for Kubernetes (kubectl)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.lua_check
+	$(BIN)/python -m pytest -q tests/unit/test_manifests.py
 
 format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .

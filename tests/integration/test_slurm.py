@@ -119,6 +119,36 @@ def test_a_cancelled_job_ends_and_does_not_come_back(folder: Folder) -> None:
     assert folder.of_job(job, "Restarts") == "0"
 
 
+def test_a_job_that_is_submitted_twice_waits_for_the_first(folder: Folder) -> None:
+    """Two servers would append to the same file."""
+    script(folder.path, "bin/torchrun", WAITS.format("trainer", "trainer"))
+    script(folder.path, "bin/redrb-maker", WAITS.format("maker", "maker"))
+    first = folder.submit(*ONE_MAKER, "job.sbatch")
+    folder.await_lines("begun", ["maker", "trainer"])
+    second = folder.submit(*ONE_MAKER, "job.sbatch")
+    folder.slurm.until(lambda: folder.of_job(second, "Reason") == "Dependency")
+    assert folder.of_job(second, "JobState") == "PENDING"
+    folder.slurm.run("scancel", first)
+    folder.await_lines("begun", ["maker", "maker", "trainer", "trainer"])
+    assert folder.of_job(first, "JobState") == "CANCELLED"
+
+
+def test_redis_outlives_makers_that_start_late_or_are_slow(folder: Folder) -> None:
+    """A step that is only starting misses the signal; a second signal, USR1, comes meanwhile."""
+    end = "trap 'echo ends >> begun; sleep 5; redis-cli -p $PORT ping >> ended; exit 0' TERM"
+    script(folder.path, "bin/redrb-maker", f"{end}; echo maker >> begun; sleep 60 & wait")
+    script(folder.path, "bin/torchrun", "echo trainer >> begun")
+    real = shutil.which("srun")
+    late = "until grep -q trainer begun; do sleep 0.2; done 2>/dev/null; sleep 4"
+    script(folder.path, "bin/srun", f'[[ $1 != *=1 ]] || {{ {late}; }}; exec {real} "$@"')
+    job = folder.submit(*ONE_MAKER, "job.sbatch")
+    folder.await_lines("begun", ["ends", "maker", "trainer"])
+    folder.slurm.run("scancel", "--batch", "--signal=USR1", job)
+    folder.await_state(job, "COMPLETED")
+    assert folder.lines("ended") == ["PONG"]
+    assert folder.of_job(job, "Restarts") == "0"
+
+
 def test_more_makers_join_as_an_array_and_leave(folder: Folder) -> None:
     script(folder.path, "bin/torchrun", WAITS.format("trainer", "trainer"))
     script(folder.path, "bin/redrb-maker", WAITS.format("maker", "maker"))
@@ -145,7 +175,10 @@ def test_a_maker_samples_from_the_vllm_beside_it(folder: Folder) -> None:
     folder.slurm.until((folder.path / "vllm").exists)
     port = re.search(r"--port (\d+)", (folder.path / "vllm").read_text())
     assert port
-    assert f"--engine-url http://127.0.0.1:{port[1]} " in (folder.path / "flags").read_text()
+    assert (
+        f"--engine vllm --engine-url http://127.0.0.1:{port[1]} "
+        in (folder.path / "flags").read_text()
+    )
     of_step = (folder.path / "variables").read_text().splitlines()
     assert {"SLURM_CPUS_PER_TASK=8", "SLURM_GPUS_ON_NODE=1"} <= set(of_step)
     assert "serve a/model " in (folder.path / "vllm").read_text()

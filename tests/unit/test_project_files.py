@@ -77,6 +77,8 @@ def test_workflows_run_what_developers_run_on_each_supported_python():
     assert "make docs" in commands["site"]
     assert "make wheel" in commands["wheels"]
     assert "make test-${{ matrix.packages }}" in commands["packages"]
+    run = [step.get("uses", step.get("run")) for step in steps["tests"]]
+    assert run.index("azure/setup-kubectl@v4") < run.index(".ci/run")
     packages = jobs["packages"]["tests"]["strategy"]["matrix"]["packages"]
     assert packages == ["newest", "oldest", "agents"]
     used = {step["uses"] for each in steps.values() for step in each if "uses" in step}
