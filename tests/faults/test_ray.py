@@ -188,11 +188,12 @@ def start(nodes: Nodes, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def processes(worker: str) -> list[psutil.Process]:
-    """Return the processes of a worker, on all nodes."""
+    """Return the processes of a worker, on all nodes; not those of other jobs of this machine."""
     found = []
     for each in psutil.process_iter(["cmdline"]):
         words = each.info["cmdline"] or []
-        if f"--worker={worker}" in words and "redrb.cli.processes.supervised" in words:
+        of_tests = any(word.endswith("_recipe.py") for word in words)
+        if of_tests and f"--worker={worker}" in words and "redrb.cli.processes.supervised" in words:
             found.append(each)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ if "fail" in sys.argv:
 threading.Event().wait()
 """
 
-FIRST, SECOND = (1.0, "a"), (2.0, "b")
+FIRST, SECOND = "b", "a"
 """Two runs that read."""
 
 
@@ -55,8 +56,58 @@ class Actor(RayWorker):
         self.left.set()
 
 
+class Unreached(Exception):
+    """Stands for an error of Ray."""
+
+
+class Cluster:
+    """Stands for Ray in an actor: each other actor has the result of its end, or None: no node."""
+
+    exceptions = SimpleNamespace(RayError=Unreached)
+
+    def __init__(self) -> None:
+        self.ends: dict[str, Any] = {"trainer": None, "maker-1": "ended"}
+        self.unreached = False
+        self.waited: list[tuple[int, float]] = []
+        self.killed: list[str] = []
+        self.util = self.current_actor = self
+
+    def list_named_actors(self) -> list[str]:
+        if self.unreached:
+            raise Unreached
+        return list(self.ends)
+
+    def get_actor(self, name: str) -> Any:
+        if self.ends[name] == "gone":
+            raise ValueError(name)
+        return SimpleNamespace(name=name, end=SimpleNamespace(remote=lambda: name))
+
+    def wait(self, calls: list[str], *, num_returns: int, timeout: float) -> None:
+        self.waited.append((num_returns, timeout))
+
+    def get(self, call: str, *, timeout: float) -> None:
+        assert timeout == 0
+        if self.ends[call] is None:
+            raise Unreached
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(current_actor=SimpleNamespace(name="itself"))
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.name)
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Actor]]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> Iterator[Callable[..., Actor]]:
     """Make actors that run a small program; they are ended with the test."""
     (tmp_path / "small_program.py").write_text(PROGRAM)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -145,6 +196,75 @@ def test_a_worker_ends_in_order_and_is_not_started_again(make: Callable[..., Act
     assert actor.left.wait(10)
 
 
+def test_a_worker_that_is_to_end_twice_gets_one_signal(
+    make: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = make("hang", stop_s=0.2)
+    reports(actor, until="metrics")
+    process, signals = actor._process, []
+    assert process is not None
+    monkeypatch.setattr(process, "terminate", lambda: signals.append("TERM"))
+    monkeypatch.setattr(process, "kill", lambda: signals.append("KILL"))
+    actor.end()
+    actor.end()
+    assert signals == ["TERM", "KILL", "KILL"]
+    monkeypatch.undo()
+    actor.end()
+
+
+@pytest.mark.parametrize(
+    ("ends", "deaths"), [({"trainer": None}, 0), ({"trainer": None, "maker-9": None}, 1)]
+)
+def test_a_trainer_without_makers_is_not_started_again(
+    make: Callable[..., Actor], cluster: Cluster, ends: dict[str, Any], deaths: int
+) -> None:
+    cluster.ends = ends
+    found = reports(make("fail"), until="end")
+    assert [kind for kind, _ in found].count("death") == deaths
+    assert found[-1][1].status == 1
+
+
+def test_a_trainer_is_started_again_while_nobody_says_whether_it_has_makers(
+    make: Callable[..., Actor], cluster: Cluster
+) -> None:
+    cluster.unreached = True
+    assert [kind for kind, _ in reports(make("fail"), until="end")].count("death") == 1
+
+
+def test_a_maker_is_started_again_without_others(
+    make: Callable[..., Actor], cluster: Cluster
+) -> None:
+    cluster.ends = {"trainer": None}
+    found = reports(make("fail", ends_job=False), until="end")
+    assert [kind for kind, _ in found].count("death") == 1
+
+
+def test_makers_that_wait_for_a_node_end_with_their_trainer(
+    make: Callable[..., Actor], cluster: Cluster
+) -> None:
+    cluster.ends |= {"maker-2": None, "maker-3": "gone", "maker-4": None}
+    actor = make()
+    actor.end()
+    reports(actor, until="end")
+    page = actor.read(FIRST, "", 0)
+    assert page is not None
+    with ThreadPoolExecutor() as threads:
+        threads.submit(actor.read, FIRST, page.begun, page.first + len(page.reports))
+        RayWorker._leave(actor)
+        actor.report("log", b"", 0)
+    assert cluster.waited == [(3, 10.0)]
+    assert cluster.killed == ["maker-2", "maker-4", "itself"]
+
+
+def test_a_trainer_without_others_leaves_at_once(
+    make: Callable[..., Actor], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "UNREAD_S", 0.0)
+    cluster.ends = {"trainer": None}
+    RayWorker._leave(make())
+    assert cluster.killed == ["itself"]
+
+
 def test_a_worker_that_does_not_end_is_killed(make: Callable[..., Actor]) -> None:
     actor = make("hang", stop_s=0.2)
     reports(actor, until="metrics")
@@ -176,11 +296,36 @@ def test_the_later_of_two_runs_reads_and_what_it_has_read_is_forgotten(
         second = actor.read(SECOND, "", 0)
         assert second is not None
         waiting.result(10)
-    assert actor.read(FIRST, "", 0) is None
+    assert actor.read(FIRST, page.begun, page.first) is None
     monkeypatch.setattr(ray_worker, "READ_S", 0.0)
     again = actor.read(SECOND, second.begun, second.first + len(second.reports))
     assert again is not None
     assert again.first == second.first + len(second.reports)
+
+
+@pytest.mark.parametrize("begun", ["", "before it was lost"])
+def test_a_run_that_does_not_know_an_actor_has_its_first_page_at_once(
+    make: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    actor = make()
+    while actor.read(FIRST, "", 0) is None or b"given" not in str(actor._reports).encode():
+        threading.Event().wait(0.01)
+    with actor._changed:
+        while actor._reports:  # the run before has read them
+            actor._forget()
+    monkeypatch.setattr(ray_worker, "READ_S", 60.0)
+    with ThreadPoolExecutor() as threads:
+        page = threads.submit(actor.read, FIRST, begun, 0).result(10)
+    assert page is not None
+    assert page.reports == []
+
+
+def test_an_actor_that_starts_again_goes_on_with_the_run_that_read_before(
+    make: Callable[..., Actor],
+) -> None:
+    actor = make()
+    assert actor.read(SECOND, "before it was lost", 3) is not None
+    assert actor.read(FIRST, "before it was lost", 3) is None
 
 
 def test_without_a_run_the_newest_reports_are_kept(
@@ -237,6 +382,11 @@ class StandIn:
         self.written: dict[str, bytes] = {"metrics": b"", "log": b""}
         self.ray = self.read = self
         self.reader, self._retries = FIRST, 0
+        self.running: list[str] = []
+        self.ended, self.held = threading.Event(), threading.Event()
+        self.held.set()
+        self.unkillable = False
+        self.end = SimpleNamespace(remote=self.ended.set)
 
     def options(self, *, max_task_retries: int) -> StandIn:
         self._retries = max_task_retries
@@ -257,12 +407,15 @@ class StandIn:
             assert self.killed.wait(10)
             raise Died("killed")
         answer = self.answers.pop(0)
+        assert self.held.wait(10)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def kill(self, _actor: object) -> None:
         self.killed.set()
+        if self.unkillable:
+            raise ConnectionError("gone")
 
     def complain(self, text: str) -> None:
         self.said.append(text)
@@ -326,6 +479,37 @@ def test_an_actor_that_was_lost_and_came_back_between_two_requests_is_reported()
     ray = StandIn(page("x", 0, ("log", b"a")), page("y", 0, END))
     ray.follow()
     assert ray.changes == [Restarting(Death(1, 0.0, "", how=LOST), None), Restarted(), END[1]]
+
+
+def test_an_actor_that_is_reached_again_is_reported() -> None:
+    ray = StandIn(page("x", 0, ("log", b"a")), Lost(), page("x", 1), page("x", 1, END))
+    ray.follow()
+    assert ray.changes == [Restarting(Death(1, 0.0, "", how=LOST), None), Restarted(), END[1]]
+
+
+@pytest.mark.parametrize("answer", [page("x", 0, END), Lost()])
+def test_a_run_that_can_end_no_actor_any_more_leaves_its_workers(answer: Any) -> None:
+    ray = StandIn(answer)
+    ray.unkillable = True
+    ray.held.clear()
+    process = ray.follow(ended=False)
+    process._ending = True
+    ray.held.set()
+    assert ray.over.wait(10)
+    assert ray.said == ["Ray cannot be reached any more, and the job goes on: gone"]
+
+
+def test_a_worker_that_runs_ends_in_order_also_before_its_first_page() -> None:
+    ray = StandIn(page("x", 0), page("x", 0, END))
+    ray.running.append("maker-1")
+    ray.held.clear()
+    process = ray.follow(ended=False)
+    process.terminate()
+    assert not ray.killed.is_set()
+    ray.held.set()
+    assert ray.over.wait(10)
+    assert ray.ended.is_set()
+    assert ray.changes == [END[1]]
 
 
 def test_a_process_that_its_actor_starts_again_is_reported() -> None:
@@ -455,6 +639,27 @@ def test_a_server_beside_makers_that_do_not_use_it_is_refused() -> None:
             trainer_gpus=0,
             serve="vllm serve MODEL",
         )
+
+
+def test_jobs_of_two_stores_are_two_jobs_and_a_password_makes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+
+    class NoCluster:
+        def init(self, _address: str, *, namespace: str, **_: object) -> None:
+            names.append(namespace)
+            raise ConnectionError("no cluster")
+
+    monkeypatch.setitem(sys.modules, "ray", NoCluster())
+    monkeypatch.setattr(ray_job, "require_package", lambda *_, **__: None)
+    for url in ("redis://:secret@10.0.0.1/0", "redis://10.0.0.1", "redis://10.0.0.2"):
+        monkeypatch.setenv("REDRB_URL", url)
+        job, _ = on_ray()
+        with pytest.raises(ConfigError, match="no cluster"):
+            ray_job.RayJob("auto", job, folder="", out=Path("x"), gpus_per_maker=0, trainer_gpus=0)
+    assert names[0] == names[1] != names[2]
+    assert "secret" not in names[0]
 
 
 def on_ray(*words: str, recipe: str = COUNTING) -> tuple[Any, str]:

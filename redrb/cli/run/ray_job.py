@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,6 +112,7 @@ class RayJob:
         """
         recipe = job.recipe
         check_reachable(recipe.url, [])
+        where = parse_address(recipe.url).where
         engine = getattr(recipe, "engine", "local")
         if serve and engine == "local":
             raise ConfigError(
@@ -123,7 +123,7 @@ class RayJob:
         import ray
 
         self.ray, self._job = ray, job
-        self.reader = time.time(), uuid.uuid4().hex
+        self.reader = uuid.uuid4().hex
         self.complain: Callable[[str], None]
         self.leave: Callable[[str], None]
         self._unplaced = False
@@ -135,7 +135,7 @@ class RayJob:
         try:
             ray.init(
                 address,
-                namespace=f"redrb {recipe.namespace} {recipe.task_name}",
+                namespace=f"redrb {where} {recipe.namespace} {recipe.task_name}",
                 runtime_env=brought or None,
                 log_to_driver=False,
                 configure_logging=False,
@@ -236,8 +236,8 @@ class RayProcess:
         self._ending = True
         if self._here:
             self._actor.end.remote()
-        else:
-            self.kill()
+        elif self._begun or self._name not in self._job.running:
+            self.kill()  # else its first page is on the way
 
     def kill(self) -> None:
         """End it and its actor at once."""
@@ -247,23 +247,24 @@ class RayProcess:
     def _read(self) -> None:
         errors, leave = self._job.ray.exceptions, self._job.leave
         final = errors.ActorDiedError, errors.ActorUnschedulableError, errors.RuntimeEnvSetupError
-        while True:
-            try:
-                page = self._page()
-            except final as error:
-                self._end(self._death_of_actor(str(error)))
-                return
-            except errors.RayActorError:
-                self._lost()
-                continue
-            except (ConnectionError, errors.RayError) as error:
-                leave(f"Ray cannot be reached any more, and the job goes on: {error}")
-                return
-            if page is None:
-                leave("another `redrb run --on` follows this job now")
-                return
-            if self._take(page):
-                return
+        try:
+            while True:
+                try:
+                    page = self._page()
+                except errors.ActorDiedError:
+                    raise
+                except errors.RayActorError:
+                    self._lost()
+                    continue
+                if page is None:
+                    leave("another `redrb run --on` follows this job now")
+                    return
+                if self._take(page):
+                    return
+        except final as error:
+            self._end(self._death_of_actor(str(error)))
+        except (ConnectionError, errors.RayError) as error:
+            leave(f"Ray cannot be reached any more, and the job goes on: {error}")
 
     def _page(self) -> Page | None:
         """Return the next reports; while a lost actor is not back, Ray repeats the request."""
@@ -281,13 +282,18 @@ class RayProcess:
         if page.begun != self._begun:
             if self._begun:
                 self._lost()
-                self._on_change(Restarted())
             elif page.digest != self._digest:
                 self._job.complain(
                     f"{self._name} runs with other settings: to change them, end the job first"
                 )
-            self._begun, self._taken = page.begun, page.first
-        self._here = True
+            self._taken = page.first
+        if not self._here:
+            if self._begun:  # Ray has started it again, or reaches it again
+                self._on_change(Restarted())
+            self._here = True
+            if self._ending:
+                self._actor.end.remote()
+        self._begun = page.begun
         if page.first > self._taken:
             missing = page.first - self._taken
             self._log.write(f"--- {missing} reports are missing: nobody read them\n".encode())

@@ -30,9 +30,6 @@ UNREAD_S = 60.0
 KEPT_BYTES = 8_000_000
 """Bytes of reports that are kept while nobody reads them; the oldest go first."""
 
-Reader = tuple[float, str]
-"""A run that reads: when it has begun, and random digits. Only the latest one is answered."""
-
 METRICS, LOG, DEATH, STARTED, END = "metrics", "log", "death", "started", "end"
 """Kinds of reports: lines of metrics, other output, a death and the delay of the restart (or None),
 a start after a death, and the worker's end."""
@@ -101,7 +98,7 @@ class RayWorker:
         self._assigned, self._begun = assignment, uuid.uuid4().hex
         self._reports: deque[tuple[Report, int]] = deque()
         self._first = self._bytes = 0
-        self._reader: Reader = (0.0, "")
+        self._reader = ""
         self._changed = threading.Condition()
         self._history = JobEvents()
         self._ending = threading.Event()
@@ -109,18 +106,27 @@ class RayWorker:
         self._starting = threading.Lock()
         threading.Thread(target=self._keep, daemon=True).start()
 
-    def read(self, reader: Reader, begun: str, taken: int) -> Page | None:
-        """Return reports from number `taken` on, and forget those before; waits for one.
+    def read(self, reader: str, begun: str, taken: int) -> Page | None:
+        """Return reports from number `taken` on, and forget those before.
 
-        `begun` is that of the page before. None: another run reads now.
+        It waits for one, unless the run does not know this actor yet.
+
+        Args:
+            reader: Names the run. The one that asked last for its first page is answered.
+            begun: That of the page before; "": it has none.
+
+        Returns:
+            The reports; None: another run reads now.
         """
         with self._changed:
-            if reader > self._reader:
+            if not (begun and self._reader):
                 self._reader = reader
                 self._changed.notify_all()
             while begun == self._begun and self._reports and self._first < taken:
                 self._forget()
-            self._changed.wait_for(lambda: self._reports or self._reader != reader, READ_S)
+            self._changed.wait_for(
+                lambda: begun != self._begun or self._reports or self._reader != reader, READ_S
+            )
             if self._reader != reader:
                 return None
             found = [report for report, _ in self._reports]
@@ -128,11 +134,12 @@ class RayWorker:
 
     def end(self) -> None:
         """End the worker in order: SIGTERM, time, SIGKILL. It is not started again."""
-        self._ending.set()
         with self._starting:
-            process = self._process
+            process, again = self._process, self._ending.is_set()
+            self._ending.set()
         if process is not None:
-            process.terminate()
+            if not again:  # a second SIGTERM would break its end off
+                process.terminate()
             if not process.ended.wait(self._assigned.stop_s):
                 process.kill()
 
@@ -154,7 +161,7 @@ class RayWorker:
         while True:
             death = self._run_once()
             delay_s = rule.delay_s(death) if death.status and not self._ending.is_set() else None
-            if delay_s is None:
+            if delay_s is None or self._alone():
                 break
             self.report(DEATH, (death, delay_s))
             if self._ending.wait(delay_s):
@@ -190,15 +197,37 @@ class RayWorker:
                 return_held(client, assigned.task, assigned.namespace, death.pid)
         return death
 
+    def _others(self) -> list[str]:
+        """Return the names of the job's other actors, also of those that wait for a node."""
+        import ray
+
+        return [name for name in ray.util.list_named_actors() if name != self._assigned.name]
+
+    def _alone(self) -> bool:
+        """Return whether this is a trainer without makers: it would wait for groups again."""
+        import ray
+
+        try:
+            return self._assigned.ends_job and not self._others()
+        except ray.exceptions.RayError:  # Ray's own server is away for a time
+            return False
+
     def _leave(self) -> None:
         """End the other workers if this was the trainer, and leave Ray when all was read."""
         import ray
 
         if self._assigned.ends_job:
-            for name in ray.util.list_named_actors():
-                if name != self._assigned.name:
-                    with suppress(ValueError):  # it has ended meanwhile
-                        ray.get_actor(name).end.remote()
+            calls = {}
+            for name in self._others():
+                with suppress(ValueError):  # it has ended meanwhile
+                    actor = ray.get_actor(name)
+                    calls[actor.end.remote()] = actor
+            ray.wait(list(calls), num_returns=len(calls), timeout=self._assigned.stop_s)
+            for call, actor in calls.items():
+                try:
+                    ray.get(call, timeout=0)
+                except ray.exceptions.RayError:  # it waits for a node, or hangs
+                    ray.kill(actor)
         with self._changed:
             self._changed.wait_for(lambda: not self._reports, UNREAD_S)
         ray.kill(ray.get_runtime_context().current_actor)
