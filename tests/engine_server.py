@@ -91,10 +91,18 @@ class EngineServer:
 
     def __exit__(self, *_: object) -> None:
         self._epoch += 1  # whatever stands goes on
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
+
+    async def _end(self) -> None:
+        server = self._runner.server
+        await self._runner.cleanup()
+        for connection in [] if server is None else server.connections:  # made meanwhile
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # the sockets are closed
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -252,6 +252,7 @@ def test_agents_go_on_while_engine_redis_gateway_and_trainer_are_killed(
         port = int(gateway.url.rpartition(":")[2])
         words = [sys.executable, "-c", TRAINER, store.url, namespace]
         trainer = warm.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stack.callback(trainer.communicate)  # it closes the pipes
         stack.callback(trainer.kill)
         server.step_s = 0.02
         asked = [pool.submit(asyncio.run, agent(gateway.url, f"p{at // 2}", 5)) for at in range(8)]
