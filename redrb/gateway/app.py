@@ -145,7 +145,7 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+        if self._token and not hmac.compare_digest(given.encode("latin-1"), self._token.encode()):
             raise Refused("the gateway's token is missing or wrong.", 401)
         key = request.headers.get("idempotency-key", "")
         if key and len(key) not in KEY_LENGTHS:

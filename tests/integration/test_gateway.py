@@ -385,16 +385,17 @@ def test_a_wrong_secret_is_as_unknown_as_a_wrong_id(gateway, stream):
     assert failed(404, f"{session}/v1/messages", body) in told
 
 
-def test_sessions_need_the_token(server, client, stream, publish, namespace):
-    with GatewayThread(client, server.url, namespace=namespace, token="s3cret") as gateway:
+@pytest.mark.parametrize("token", ["s3cret", "clé 鍵"])
+def test_sessions_need_the_token(server, client, stream, publish, namespace, token):
+    with GatewayThread(client, server.url, namespace=namespace, token=token) as gateway:
         url = f"{gateway.url}/sessions"
         for wrong in (
             {},
             {"authorization": "Bearer x"},
-            {"authorization": "Bearer s3creté".encode()},
+            {"authorization": f"Bearer {token}é".encode()},
         ):
             assert "token" in failed(401, url, {"prompt": "p"}, headers=wrong)
-        right = {"authorization": "Bearer s3cret"}
+        right = {"authorization": f"Bearer {token}".encode()}
         assert HTTP.post(url, json={"prompt": "p"}, headers=right).status_code == 201
 
 
