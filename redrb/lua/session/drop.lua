@@ -1,5 +1,5 @@
--- Delete a session that is not over: a reward that is repeated needs the turns. With `unless_shared`, a session
--- that an equal request has found stays. If the group has no other session, its right returns.
+-- Delete a session that is not over: a reward that is repeated needs the turns. With `unless_shared` one that
+-- an equal request has found stays. If the group has no other session, its right returns.
 -- KEYS[1] stream
 -- ARGV    the call `DropSession` of redrb/gateway/calls.py
 -- Returns its reply. Repeated, it does nothing a second time.
