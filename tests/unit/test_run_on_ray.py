@@ -8,7 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -386,23 +386,27 @@ class StandIn:
         self.ended, self.held = threading.Event(), threading.Event()
         self.held.set()
         self.unkillable = False
+        self.closing: Future[None] = Future()
+        self.late = threading.Event()
+        self._threads = ThreadPoolExecutor(1)
         self.end = SimpleNamespace(remote=self.ended.set)
 
     def options(self, *, max_task_retries: int) -> StandIn:
         self._retries = max_task_retries
         return self
 
-    def remote(self, _reader: Any, begun: str, taken: int) -> object:
+    def remote(self, _reader: Any, begun: str, taken: int) -> StandIn:
         self.asked.append((self._retries, begun, taken))
-        return object()
+        return self
 
-    def wait(self, asked: list[object], *, timeout: float) -> tuple[list[object], list[object]]:
+    def future(self) -> Future[Any]:
+        return self._threads.submit(self._answer)
+
+    def _answer(self) -> Any:
         if self.answers and self.answers[0] == "late":
             self.answers.pop(0)
-            return [], asked
-        return asked, []
-
-    def get(self, _asked: object) -> Any:
+            assert self.late.wait(10)
+            self.late.clear()
         if not self.answers:
             assert self.killed.wait(10)
             raise Died("killed")
@@ -425,7 +429,9 @@ class StandIn:
         self.over.set()
 
     def unplaced(self, name: str) -> None:
-        self.said.append(f"{name} waits")
+        if f"{name} waits" not in self.said:
+            self.said.append(f"{name} waits")
+        self.late.set()
 
     def changed(self, change: Change) -> None:
         self.changes.append(change)
@@ -456,7 +462,10 @@ def page(begun: str, first: int, *found: tuple[str, Any]) -> Page:
     return Page(begun, "d", first, list(found))
 
 
-def test_reports_of_a_worker_go_to_its_files_and_each_is_read_once() -> None:
+def test_reports_of_a_worker_go_to_its_files_and_each_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_job, "UNPLACED_S", 0.2)
     ray = StandIn("late", page("x", 0, ("metrics", LINE), ("log", b"l")), page("x", 5, END))
     ray.follow()
     assert ray.asked == [(0, "", 0), (0, "x", 2)]
@@ -467,7 +476,10 @@ def test_reports_of_a_worker_go_to_its_files_and_each_is_read_once() -> None:
     assert ray.killed.is_set()
 
 
-def test_a_lost_actor_is_waited_for_by_ray_and_its_reports_are_numbered_anew() -> None:
+def test_a_lost_actor_is_waited_for_by_ray_and_its_reports_are_numbered_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_job, "UNPLACED_S", 0.2)
     ray = StandIn(page("x", 0, ("log", b"a")), Lost(), Lost(), "late", page("y", 0, END))
     ray.follow()
     assert ray.asked == [(0, "", 0), (0, "x", 1), (-1, "x", 1), (-1, "x", 1)]
@@ -660,6 +672,69 @@ def test_jobs_of_two_stores_are_two_jobs_and_a_password_makes_none(
             ray_job.RayJob("auto", job, folder="", out=Path("x"), gpus_per_maker=0, trainer_gpus=0)
     assert names[0] == names[1] != names[2]
     assert "secret" not in names[0]
+
+
+class Silent:
+    """Stands for Ray, with actors that answer no request."""
+
+    exceptions = StandIn.exceptions
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.readers: list[threading.Thread] = []
+        self.read_at_shutdown: list[bool] = []
+        self.util = self.read = self
+
+    def init(self, *_: object, **__: object) -> None: ...
+
+    def get_runtime_context(self) -> None: ...
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeManagerAddress": "10.0.0.1", "Alive": True}]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {}
+
+    def list_named_actors(self) -> list[str]:
+        return []
+
+    def options(self, **_: object) -> Silent:
+        return self
+
+    def remote(self, *_: object) -> Silent:
+        return self
+
+    def future(self) -> Future[Any]:
+        self.asked.set()
+        return Future()
+
+    def shutdown(self) -> None:
+        self.read_at_shutdown = [each.is_alive() for each in self.readers]
+
+
+def test_a_run_asks_ray_nothing_after_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request after Ray's shutdown would connect again, or end the process with status 1."""
+    ray, said = Silent(), list[str]()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_job, "require_package", lambda *_, **__: None)
+    monkeypatch.setenv("REDRB_URL", "redis://10.0.0.1:6380/0")
+    found, _ = on_ray()
+    job = ray_job.RayJob("auto", found, folder="", out=Path("x"), gpus_per_maker=0, trainer_gpus=0)
+    job.leave = said.append
+    output: Any = SimpleNamespace()
+    process = job.start(
+        "maker-1",
+        stop_s=1.0,
+        metrics=output,
+        log=output,
+        on_event=lambda _: None,
+        on_change=lambda _: None,
+    )
+    ray.readers.append(process.reader)
+    assert ray.asked.wait(10)
+    job.close()
+    assert ray.read_at_shutdown == [False]
+    assert said == []
 
 
 def on_ray(*words: str, recipe: str = COUNTING) -> tuple[Any, str]:

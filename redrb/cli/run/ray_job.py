@@ -7,6 +7,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 UNPLACED_S = 30.0
 """Seconds after which the run says that the cluster has no room for a worker."""
+
+CLOSE_S = 10.0
+"""Longest wait for a request to Ray that is under way when the run leaves it."""
 
 VLLM = (
     """--weight-transfer-config '{"backend": "redrb"}' --enable-scale-out """
@@ -85,6 +89,7 @@ class RayJob:
         running: The workers that ran before: they are followed, not started.
         complain: Is called with what a person should know.
         leave: Is called with the reason when the workers, which go on, cannot be followed.
+        closing: Is done when the run leaves the cluster; no request follows.
     """
 
     def __init__(
@@ -126,6 +131,8 @@ class RayJob:
         self.reader = uuid.uuid4().hex
         self.complain: Callable[[str], None]
         self.leave: Callable[[str], None]
+        self.closing: Future[None] = Future()
+        self._followed: list[RayProcess] = []
         self._unplaced = False
         brought: dict[str, Any] = {}
         if folder:
@@ -194,9 +201,11 @@ class RayJob:
             num_gpus=self._trainer_gpus if trains else self._gpus_per_maker,
             scheduling_strategy="DEFAULT" if trains else "SPREAD",
         )
-        return RayProcess(
+        process = RayProcess(
             self, name, actor.remote(assigned), assigned.digest, metrics, log, on_event, on_change
         )
+        self._followed.append(process)
+        return process
 
     def unplaced(self, name: str) -> None:
         """Say once that the cluster has no room for a worker."""
@@ -206,11 +215,18 @@ class RayJob:
 
     def close(self) -> None:
         """Disconnect; workers that have not ended go on."""
+        self.closing.set_result(None)
+        for process in self._followed:  # a request after the shutdown would end this process
+            process.reader.join(CLOSE_S)
         self.ray.shutdown()
 
 
 class RayProcess:
-    """A worker in its actor; one thread reads its reports and passes them on."""
+    """A worker in its actor.
+
+    Attributes:
+        reader: The thread that reads its reports and passes them on, until `RayJob.closing`.
+    """
 
     def __init__(
         self,
@@ -229,7 +245,8 @@ class RayProcess:
         self._on_event, self._on_change = on_event, on_change
         self._begun, self._taken = "", 0
         self._here = self._ending = False
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def terminate(self) -> None:
         """Let it end in order; one that no node runs does not start."""
@@ -245,7 +262,7 @@ class RayProcess:
         self._job.ray.kill(self._actor)
 
     def _read(self) -> None:
-        errors, leave = self._job.ray.exceptions, self._job.leave
+        errors = self._job.ray.exceptions
         final = errors.ActorDiedError, errors.ActorUnschedulableError, errors.RuntimeEnvSetupError
         try:
             while True:
@@ -257,24 +274,32 @@ class RayProcess:
                     self._lost()
                     continue
                 if page is None:
-                    leave("another `redrb run --on` follows this job now")
+                    self._leave("another `redrb run --on` follows this job now")
                     return
                 if self._take(page):
                     return
         except final as error:
             self._end(self._death_of_actor(str(error)))
         except (ConnectionError, errors.RayError) as error:
-            leave(f"Ray cannot be reached any more, and the job goes on: {error}")
+            self._leave(f"Ray cannot be reached any more, and the job goes on: {error}")
+
+    def _leave(self, why: str) -> None:
+        if not self._job.closing.done():  # else the run has left
+            self._job.leave(why)
 
     def _page(self) -> Page | None:
-        """Return the next reports; while a lost actor is not back, Ray repeats the request."""
+        """Return the next reports; None: another run reads them, or this one is closing.
+
+        While a lost actor is not back, Ray repeats the request.
+        """
         lost = bool(self._begun) and not self._here
         method = self._actor.read.options(max_task_retries=-1 if lost else 0)
-        asked = method.remote(self._job.reader, self._begun, self._taken)
-        while not self._job.ray.wait([asked], timeout=UNPLACED_S)[0]:
+        asked = method.remote(self._job.reader, self._begun, self._taken).future()
+        either: set[Future[Any]] = {asked, self._job.closing}
+        while not (done := wait(either, UNPLACED_S, FIRST_COMPLETED).done):
             if not self._here:
                 self._job.unplaced(self._name)
-        page: Page | None = self._job.ray.get(asked)
+        page: Page | None = asked.result() if asked in done else None
         return page
 
     def _take(self, page: Page) -> bool:
