@@ -107,7 +107,7 @@ class Run:
     """A `redrb run --on`."""
 
     def __init__(self, url: str, folder: Path, recipe: str, *flags: str) -> None:
-        self.url, self.name = url, recipe
+        self.url, self.name, self.folder = url, recipe, folder
         self.log = folder / f"output-{time.monotonic_ns()}.txt"
         self._file = self.log.open("w")
         file = folder / "recipe" / f"{recipe}_recipe.py"  # its folder goes to the nodes
@@ -136,6 +136,16 @@ class Run:
             weights = redrb.WeightSubscriber(client, self.name, namespace=self.name)
             newest = weights.latest()
             weights.wait(newer_than=(newest.version if newest else 0) + by, timeout=WAIT_S)
+
+    def processes(self, worker: str) -> list[psutil.Process]:
+        """Return the processes of a worker, on all nodes; but not of other jobs."""
+        wanted = {
+            "redrb.cli.processes.supervised",
+            f"--worker={worker}",
+            f"--checkpoints={self.folder / 'checkpoints'}",
+        }
+        found = psutil.process_iter(["cmdline"])
+        return [each for each in found if wanted <= set(each.info["cmdline"] or ())]
 
     def end(self, number: signal.Signals | None = None, seconds: float = WAIT_S) -> int:
         if number is not None:
@@ -187,17 +197,6 @@ def start(nodes: Nodes, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     server.close()
 
 
-def processes(worker: str) -> list[psutil.Process]:
-    """Return the processes of a worker, on all nodes; not those of other jobs of this machine."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        words = each.info["cmdline"] or []
-        of_tests = any(word.endswith("_recipe.py") for word in words)
-        if of_tests and f"--worker={worker}" in words and "redrb.cli.processes.supervised" in words:
-            found.append(each)
-    return found
-
-
 def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     nodes: Nodes, start: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -224,7 +223,7 @@ def test_five_lost_nodes_cost_no_group_and_train_none_twice(
     lost = run.output.count("trainer was lost")  # makers may have had its node, too
     assert 4 <= sum(event["event"] == "start" for event in events) <= lost + 1
     assert not nodes.names()
-    assert not [each for name in ("trainer", "maker-1") for each in processes(name)]
+    assert not [each for name in ("trainer", "maker-1") for each in run.processes(name)]
 
 
 def test_a_killed_run_leaves_the_job_running_and_the_next_one_follows_it(
@@ -248,7 +247,7 @@ def test_a_killed_run_leaves_the_job_running_and_the_next_one_follows_it(
     assert third.end(signal.SIGINT) == 130, third.output
     assert re.search(r"ledger balanced +│ +yes", third.output), third.output
     assert not nodes.names()
-    assert not processes("trainer")
+    assert not third.processes("trainer")
     steps = [
         event["step"]
         for event in map(json.loads, (tmp_path / "out" / "trainer.jsonl").open())
@@ -277,7 +276,7 @@ def test_a_process_that_dies_is_started_again_and_given_up_by_the_rule_of_a_run(
     run.says("maker-2 ended with status 1; restart in 1 s: ValueError: maker-2 cannot count")
     run.says("maker-2 ended with status 1, 2 times in a row, and was given up")
     run.progresses()
-    processes("trainer")[0].kill()
+    run.processes("trainer")[0].kill()
     run.says("trainer was killed by SIGKILL")
     run.says("trainer was started again")
     run.progresses()
@@ -294,7 +293,7 @@ def test_a_job_that_ends_while_nobody_follows_it_leaves_nothing(
     run.popen.kill()
     nodes.replace("trainer")  # the new one gets the recipe from Ray
     until(lambda: not nodes.names(), "the workers have left Ray")
-    assert not processes("trainer")
+    assert not run.processes("trainer")
     again = start("counting", "--steps", "500", "--json")
     assert again.end() == 0, again.output
     assert json.loads(again.output.splitlines()[-1])["reward_last"] == 500
@@ -309,10 +308,10 @@ def test_a_second_ctrl_c_ends_at_once(
     run = start("counting", "--makers", "1", "--stuck", str(pipe))
     until(pipe.read_text, "the step hangs")
     run.popen.send_signal(signal.SIGINT)
-    until(lambda: not processes("maker-1"), "the maker has ended in order")
-    assert processes("trainer")
+    until(lambda: not run.processes("maker-1"), "the maker has ended in order")
+    assert run.processes("trainer")
     assert run.end(signal.SIGINT, seconds=20) == 130
-    until(lambda: not nodes.names() and not processes("trainer"), "nothing is left", 20)
+    until(lambda: not nodes.names() and not run.processes("trainer"), "nothing is left", 20)
 
 
 def test_through_a_ray_client_and_with_workers_for_which_there_is_no_room(

@@ -147,10 +147,11 @@ class RayJob:
                 log_to_driver=False,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise ConfigError(
                 f"--on {address}: there is no such cluster, or it cannot be used: {error} Give "
-                "ray://HEAD:10001, or auto on a node of the cluster."
+                "ray://HEAD:10001, or auto on a node of the cluster. If the cluster has a token, "
+                "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
             ) from error
         nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         check_reachable(recipe.url, nodes, getattr(ray.get_runtime_context(), "gcs_address", ""))
