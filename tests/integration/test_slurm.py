@@ -119,6 +119,18 @@ def test_a_cancelled_job_ends_and_does_not_come_back(folder: Folder) -> None:
     assert folder.of_job(job, "Restarts") == "0"
 
 
+def test_redis_outlives_the_workers_of_a_cancelled_job(folder: Folder) -> None:
+    """Slurm may signal all processes of the script, and not only its shell."""
+    asks = "trap 'sleep 1; redis-cli -p $PORT ping >> ended; exit 0' TERM"
+    script(folder.path, "bin/torchrun", f"{asks}; echo trainer >> begun; sleep 60 & wait")
+    script(folder.path, "bin/redrb-maker", f"{asks}; echo maker >> begun; sleep 60 & wait")
+    job = folder.submit(*ONE_MAKER, "job.sbatch")
+    folder.await_lines("begun", ["maker", "trainer"])
+    folder.slurm.run("scancel", job)
+    folder.slurm.until(lambda: not folder.slurm.run("squeue", "-h"))
+    assert folder.lines("ended") == ["PONG", "PONG"]
+
+
 def test_a_job_that_is_submitted_twice_waits_for_the_first(folder: Folder) -> None:
     """Two servers would append to the same file."""
     script(folder.path, "bin/torchrun", WAITS.format("trainer", "trainer"))
