@@ -8,6 +8,12 @@ from redrb.lua.records import read_record, sizes_of, value_of
 from redrb.table.saving import SavedRow
 
 
+def keys_of(client: Client, table: redrb.Table) -> list[bytes]:
+    """Return all keys of a table, not of its server: there keys of others expire at any time."""
+    pattern = f"{table._index.keys.prefix.removesuffix('}:')}*"
+    return sorted(name for node in client.primaries() for name in node.execute("KEYS", pattern))
+
+
 def values_of(client: Client, table: redrb.Table) -> tuple[set[bytes], set[bytes]]:
     """Return the keys of the values in Redis, and of those that rows or the trash name."""
     keys = table._index.keys

@@ -32,7 +32,7 @@ from redrb.errors import (
 from redrb.lua.pages import PAGES
 from tests.conftest import LOOK_AGAIN_S
 from tests.contract.test_damage import damage
-from tests.table_audit import values_of
+from tests.table_audit import keys_of, values_of
 
 TableOpener = Callable[..., redrb.Table]
 WAIT_S = 10.0
@@ -368,13 +368,13 @@ def test_puts_wait_for_room_in_their_order(open_table, limits):
 def test_a_refused_put_leaves_nothing(open_table, client, namespace, limits):
     table = open_table(**limits)
     table.put(names(2), ones(2), [{"s": 1}] * 2)
-    before, look = client.execute("DBSIZE"), table.tags()
+    before, look = keys_of(client, table), table.tags()
     for count, wanted in [(1, StoreFull), (3, ConfigError)]:
         with pytest.raises(wanted):
             table.put([*names(count, 5)], ones(count), [{}] * count, timeout=0.05)
         stored, named = values_of(client, table)
         assert stored == named
-        assert client.execute("DBSIZE") == before
+        assert keys_of(client, table) == before
         assert table.tags(look.change).rows == {}
     table.configure(limit=0, max_bytes=0)
     table.put(names(3, 5), ones(3))
