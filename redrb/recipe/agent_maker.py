@@ -133,6 +133,7 @@ class AgentRecipeMaker(Entered):
         recipe = self._recipe
         async with AsyncExitStack() as undo:
             async with engine_of(recipe) as engine:
+                self._worker.engine = engine
                 opening = partial(ChatServer.open, recipe.engine_url, str(recipe.model()))
                 chat = await engine.repeated(opening)
                 undo.push_async_callback(chat.close)
