@@ -24,6 +24,7 @@ from redrb.errors import ConfigError, EngineError, StoreDenied
 from redrb.gateway.store import SessionStore
 from redrb.recipe import AgentRecipe, GRPORecipe, agent_maker, character_tokenizer
 from redrb.train.broadcast import Broadcast
+from redrb.train.episodes import running
 from redrb.watch.state.findings import workers as findings
 from redrb.watch.state.observer import Observer
 from tests import warm
@@ -377,6 +378,30 @@ def test_any_client_samples_by_the_url_even_one_that_blocks(server, client, name
     asks(monkeypatch, blocks)
     [group], _ = made(client, of(Asks, server, namespace), 1)
     assert [float(item.reward) for item in group] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_an_agent_that_blocks_the_others_is_named_once(
+    server, client, namespace, monkeypatch, caplog, is_thread
+):
+    monkeypatch.setattr(running, "_LOOK_S", 0.05)
+    monkeypatch.setattr(running, "_LATE_S", 0.4)
+
+    async def works(session: Any) -> float:
+        await session.chat([{"role": "user", "content": "1"}])
+        for _ in range(8):
+            if is_thread:
+                await asyncio.to_thread(time.sleep, 0.5)
+            else:
+                time.sleep(0.5)
+                await asyncio.sleep(0)
+        return 1.0
+
+    asks(monkeypatch, works)
+    made(client, of(Asks, server, namespace), 1)
+    said = [each.message for each in caplog.records if "blocks its event loop" in each.message]
+    assert len(said) == (not is_thread)
+    assert all(each.startswith("Asks.agent blocks") and "to_thread" in each for each in said)
 
 
 def test_turns_are_sampled_as_the_trainer_takes_them(server, client, namespace, monkeypatch):
