@@ -94,6 +94,11 @@ def test_a_call_that_cannot_be_calculated_is_answered(tmp_path, monkeypatch, cal
     assert messages[-1]["content"].startswith(said)
 
 
+def test_the_reward_is_shown_after_each_step(tmp_path, monkeypatch):
+    kind, _ = written(tmp_path, monkeypatch)
+    assert kind().evaluate_every == 1
+
+
 def test_its_harness_has_at_most_40_lines(tmp_path, monkeypatch):
     kind, text = written(tmp_path, monkeypatch)
     begin, end = text.index("OPERATORS ="), text.index("class Sums")
@@ -128,8 +133,8 @@ def test_the_commands_in_its_header_are_understood(tmp_path, monkeypatch, words)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "sglang"], "its engine is vllm"),
-        (["--reward", "boxed"], "redrb new agent takes --model and --dataset"),
+        (["--engine", "sglang"], "leave --engine out: only vLLM samples"),
+        (["--reward", "boxed"], "leave --reward out: an agent returns its reward itself"),
         (["--dataset", "none.jsonl"], "none.jsonl cannot be read"),
     ],
 )

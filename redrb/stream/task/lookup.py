@@ -16,7 +16,7 @@ from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError, UnknownTask
 from redrb.experience import Status
 from redrb.keys import TaskKeys, is_task
-from redrb.registry import Registry
+from redrb.registry import Kind, Registry, namespaces
 from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.store import TaskStore
@@ -66,9 +66,30 @@ def similar_tasks(
 
 
 def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
-    """Return the error for a task that does not exist; it names similar ones."""
+    """Return the error for a task that does not exist; it names similar ones, and namespaces."""
+    elsewhere = _elsewhere(client, namespace, task)
     similar = similar_tasks(client, namespace, task, with_groups=False, least=SIMILAR)
-    return UnknownTask(task, namespace=namespace, where=client.where, similar=similar)
+    where = client.where
+    return UnknownTask(
+        task, namespace=namespace, where=where, similar=similar, elsewhere=elsewhere
+    )
+
+
+def _elsewhere(client: Client, namespace: str, name: str) -> tuple[str, ...]:
+    """Return other namespaces with a task or table of this name, as far as they are found."""
+    kinds: tuple[Kind, ...] = ("task", "table")
+    registries = {each: Registry(client, each) for each in namespaces(client) if each != namespace}
+    try:
+        with Deadline(at_most=LOOK_S):
+            with_it = (
+                each
+                for each, registry in registries.items()
+                if any(registry.has(kind, name) for kind in kinds)
+            )
+            return tuple(islice(with_it, MOST_NAMES))
+    except (RedisError, StoreError) as error:
+        _log.debug("namespaces with %r were not searched: %s", name, error)
+        return ()
 
 
 def _similarity(name: str, task: str) -> float:
