@@ -70,9 +70,7 @@ def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
     elsewhere = _elsewhere(client, namespace, task)
     similar = similar_tasks(client, namespace, task, with_groups=False, least=SIMILAR)
     where = client.where
-    return UnknownTask(
-        task, namespace=namespace, where=where, similar=similar, elsewhere=elsewhere
-    )
+    return UnknownTask(task, namespace=namespace, where=where, similar=similar, elsewhere=elsewhere)
 
 
 def _elsewhere(client: Client, namespace: str, name: str) -> tuple[str, ...]:
