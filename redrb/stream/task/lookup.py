@@ -6,17 +6,19 @@ import difflib
 import heapq
 import logging
 import operator
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
+from redrb.connection.client import scan
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError, UnknownTask
 from redrb.experience import Status
-from redrb.keys import TaskKeys, is_task
-from redrb.registry import Kind, Registry, namespaces
+from redrb.keys import TaskKeys, is_name, is_task
+from redrb.registry import Registry
 from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.store import TaskStore
@@ -75,19 +77,15 @@ def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
 
 def _elsewhere(client: Client, namespace: str, name: str) -> tuple[str, ...]:
     """Return other namespaces with a task or table of this name, as far as they are found."""
-    kinds: tuple[Kind, ...] = ("task", "table")
-    registries = {each: Registry(client, each) for each in namespaces(client) if each != namespace}
-    try:
-        with Deadline(at_most=LOOK_S):
-            with_it = (
-                each
-                for each, registry in registries.items()
-                if any(registry.has(kind, name) for kind in kinds)
-            )
-            return tuple(islice(with_it, MOST_NAMES))
-    except (RedisError, StoreError) as error:
-        _log.debug("namespaces with %r were not searched: %s", name, error)
+    found: set[str] = set()
+    if not is_name(name):  # TABLE:TASK, or a sum of shards
         return ()
+    with suppress(RedisError, StoreError), Deadline(at_most=LOOK_S) as deadline:
+        for primary in client.primaries():
+            for key in scan(primary, TaskKeys.in_any_namespace(name), until=deadline):
+                tag = key.decode(errors="replace").removeprefix("redrb:{")
+                found.add(tag.partition(":")[0])
+    return tuple(sorted(filter(is_name, found - {namespace})))[:MOST_NAMES]
 
 
 def _similarity(name: str, task: str) -> float:
