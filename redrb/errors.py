@@ -92,6 +92,7 @@ class UnknownTask(ConfigError):
 
     Attributes:
         similar: Existing tasks of the namespace with similar names, the most similar one first.
+        elsewhere: Other namespaces with one of this name, as far as they are found.
     """
 
     def __init__(
@@ -101,14 +102,17 @@ class UnknownTask(ConfigError):
         namespace: str,
         where: str,
         similar: tuple[str, ...] = (),
+        elsewhere: tuple[str, ...] = (),
         kind: str = "task",
     ) -> None:
         self.task = task
         self.namespace = namespace
-        self.similar = similar
-        named = ", ".join(map(repr, similar))
+        self.similar, self.elsewhere = similar, elsewhere
+        named = ", ".join(map(repr, elsewhere or similar))
         advice = (
-            f"Tasks with similar names: {named}."
+            f"There is one in namespace {named}: give --namespace {elsewhere[0]}."
+            if elsewhere
+            else f"Tasks with similar names: {named}."
             if similar
             else "Check the name, the namespace and the URL: "
             f"`redrb ls --namespace {namespace}` lists the {kind}s."

@@ -175,6 +175,11 @@ class TaskKeys:
             return cls(f"{TableKeys.of(namespace, table).prefix}claims:{name}:")
         return cls(f"redrb:{{{_placed(f'{namespace}:{task}')}}}:")
 
+    @classmethod
+    def in_any_namespace(cls, task: str) -> str:
+        """Return the pattern of the keys `task` of a task, or a table, in all namespaces."""
+        return f"redrb:{{*:{check_name('task', task)}}}:task"
+
     @property
     def namespace(self) -> str:
         """Namespace of the task."""

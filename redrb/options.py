@@ -64,6 +64,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""
+        if "required: TASK" in message:
+            message += ". `redrb ls --namespace NAME` lists the tasks"
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {message}{end} Help: {self.prog} --help\n")
 

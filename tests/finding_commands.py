@@ -10,7 +10,7 @@ from redrb.cli.processes import stage
 from redrb.recipe.command_line import general_parser
 from redrb.watch.state.model import Finding
 
-OF_SYSTEM = {"cat", "echo", "kill", "pip", "ps", "timedatectl"}
+OF_SYSTEM = {"cat", "curl", "echo", "kill", "pip", "ps", "timedatectl"}
 WITHOUT_URL = {"acl"}
 
 

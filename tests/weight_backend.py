@@ -137,7 +137,11 @@ class BackendServer(EngineServer):
             if self.in_processes:
                 cause = "please check the stack trace above for the root cause"
                 text = f"Worker failed with error '{text}', {cause}"
-            return _failed(text)
+            answer = _failed(text)
+            await answer.prepare(request)
+            await answer.write_eof()
+            assert request.transport is not None
+            request.transport.close()  # as uvicorn does after status 500, without saying so
         return answer
 
     async def _health(self, _: web.Request) -> web.Response:

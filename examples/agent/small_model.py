@@ -87,12 +87,14 @@ def main():
     )
     model = Qwen2ForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         tokens, labels = batch(words, numbers, 32)
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step % 20 == 0:
+            print(f"step {step} of {STEPS}: loss {loss.item():.2f}", flush=True)
     model.to(torch.bfloat16).save_pretrained(sys.argv[1])
     words.save_pretrained(sys.argv[1])
     print(f"{sys.argv[1]}: loss {loss.item():.2f} after {STEPS} supervised steps")

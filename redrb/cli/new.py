@@ -62,8 +62,13 @@ def _run(options: argparse.Namespace) -> int:
     is_agent = options.kind == "agent"
     is_real = is_agent or any((options.model, options.dataset, options.engine, options.reward))
     if is_agent:
-        if options.engine not in (None, "vllm") or options.reward:
-            raise ConfigError("redrb new agent takes --model and --dataset: its engine is vllm.")
+        if options.reward:
+            raise ConfigError(
+                "leave --reward out: an agent returns its reward itself, at the end of agent() in "
+                f"{file}."
+            )
+        if options.engine not in (None, "vllm"):
+            raise ConfigError("leave --engine out: only vLLM samples for agents.")
         from redrb.cli.new_real import agent_recipe
         from redrb.recipe.rows import FILES
 

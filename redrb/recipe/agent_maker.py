@@ -30,7 +30,7 @@ from redrb.recipe.prompts import endless
 from redrb.recipe.served import ServedWeights, engine_of, sampling_of
 from redrb.scopes import Entered, closed_on_error
 from redrb.train.announcements import JobEnd
-from redrb.train.episodes.running import run_and_end
+from redrb.train.episodes.running import run_and_end, warn_if_blocked
 from redrb.watch.metrics.events import Write
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class AgentRecipeMaker(Entered):
         recipe = self._recipe
         async with AsyncExitStack() as undo:
             async with engine_of(recipe) as engine:
+                self._worker.engine = engine
                 opening = partial(ChatServer.open, recipe.engine_url, str(recipe.model()))
                 chat = await engine.repeated(opening)
                 undo.push_async_callback(chat.close)
@@ -203,11 +204,14 @@ class AgentRecipeMaker(Entered):
 
     async def _agents(self, url: str, token: str) -> None:
         """Run the agents; all below runs in the event loop of the user's code."""
+        watching = asyncio.create_task(warn_if_blocked(f"{type(self._recipe).__name__}.agent"))
         self._working = asyncio.create_task(self._groups(url, token))
         try:
             await self._working
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            watching.cancel()
 
     async def _groups(self, url: str, token: str) -> None:
         recipe, self._opening = self._recipe, asyncio.Lock()

@@ -105,7 +105,8 @@ def _parser(
         "recipe",
         nargs="?",
         metavar="RECIPE",
-        help=f"FILE.py[:CLASS], MODULE[:CLASS], or one of {', '.join(shipped())} ({RECIPE})",
+        help=f"FILE.py[:CLASS], MODULE[:CLASS], or one of {', '.join(shipped())} ({RECIPE}). "
+        f"`{program} RECIPE --help` shows the settings that this recipe has",
     )
     parser.add_argument(
         "--settings",

@@ -73,6 +73,11 @@ class ServedEngine:
         await self.server.close()
 
     @property
+    def where(self) -> str:
+        """Scheme, host and port of the server."""
+        return self.server.where
+
+    @property
     def away_s(self) -> float:
         """Seconds for which requests that are under way have waited for the server; 0: none has."""
         return self.server.away_s

@@ -60,6 +60,7 @@ class Announcement:
         leased: Groups that it leases.
         rights: Rights to begin groups that it holds.
         waits_s: Seconds for which it has waited.
+        engine: Address of the inference server that it samples from; "": none, or not known.
         step_s: Seconds for which its step has lasted: since it got a batch, or since the step
             before has ended; 0 between two steps.
         usual_step_s: Its longest step of late; 0 before its first one has ended.
@@ -88,6 +89,7 @@ class Announcement:
     rights: Count = 0
     waits_for: WaitsFor = ""
     waits_s: Seconds = 0.0
+    engine: Name = ""
     step_s: Seconds = 0.0
     usual_step_s: Seconds = 0.0
     step_limit_s: Seconds = 0.0

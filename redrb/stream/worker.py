@@ -120,7 +120,8 @@ class Worker:
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
         metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
             one element are read then.
-        engine: What it samples from; where that has `away_s`, it waits for the engine meanwhile.
+        engine: What it samples from; where that has `away_s`, it waits for the engine meanwhile,
+            and `where` is the address that is announced.
         steps: Its steps: `steps.limit_s` is the time after which `redrb doctor`, top and the page
             say that a step hangs.
     """
@@ -285,6 +286,7 @@ class Worker:
             rights=_held(self._rights),
             waits_for=waits[0] if waits else "",
             waits_s=now - waits[1] if waits else 0.0,
+            engine=str(getattr(self.engine, "where", ""))[:MOST_NAME],
             step_s=self.steps.lasted_s,
             usual_step_s=self.steps.usual_s,
             step_limit_s=self.steps.limit_s,

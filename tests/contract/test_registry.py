@@ -147,11 +147,22 @@ def test_looking_at_an_unknown_task_creates_nothing(
     key = TaskKeys.of(namespace, "maht").task
     assert not client.at(key).execute("EXISTS", key)
     assert names(client, namespace) == ["math"]
-    for task, where in (("math", f"{namespace}2"), ("gsm8k", namespace)):
-        with pytest.raises(UnknownTask, match=f"`redrb ls --namespace {where}` lists the tasks"):
-            ExperienceStream(client, task, namespace=where, create=False)
+    with pytest.raises(UnknownTask, match=f"`redrb ls --namespace {namespace}` lists the tasks"):
+        ExperienceStream(client, "gsm8k", namespace=namespace, create=False)
     with pytest.raises(UnknownTask, match="similar names: 'math'"):
         ExperienceStream(client, "Math-grpo-run-17", namespace=namespace, create=False)
+
+
+def test_an_unknown_task_is_looked_for_in_other_namespaces(client: Client, namespace: str) -> None:
+    other = f"{namespace}2"
+    name = f"math-{namespace}"  # tests that run beside this one have other names
+    said = f"There is one in namespace '{namespace}': give --namespace {namespace}"
+    ExperienceStream(client, name, namespace=namespace).close()
+    redrb.Table(client, f"rows-{name}", namespace=namespace)
+    for each in (name, f"rows-{name}"):
+        with pytest.raises(UnknownTask, match=said) as caught:
+            StateReader(client, other, tasks=[each]).look()
+        assert caught.value.elsewhere == (namespace,)
 
 
 def test_a_replay_buffer_does_not_bring_a_removed_task_back(client: Client, namespace: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from redrb.cli import __main__ as cli
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError, EngineError, StoreDenied
 from redrb.gateway.store import SessionStore
-from redrb.recipe import AgentRecipe, agent_maker, character_tokenizer
+from redrb.recipe import AgentRecipe, GRPORecipe, agent_maker, character_tokenizer
 from redrb.train.broadcast import Broadcast
+from redrb.train.episodes import running
+from redrb.watch.state.findings import workers as findings
+from redrb.watch.state.observer import Observer
 from tests import warm
 from tests.chat_server import MODEL, ChatBackend
 from tests.engine_server import tiny_model
@@ -272,6 +276,63 @@ def test_a_maker_ends_with_its_job_while_it_waits_for_a_right(server, client, st
     assert "has ended the job: it is enough" in errors
 
 
+class Completions(GRPORecipe):
+    """Samples from the same server without agents."""
+
+    engine = "vllm"
+    group_size = 3
+    prompts_per_step = 2
+    maker_steps = 2
+    max_new_tokens = 6
+    device = "cpu"
+    weights_dtype = "float32"
+    max_staleness = -1
+
+    def model(self) -> str:
+        return MODEL
+
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"prompt": "12"}]
+
+    def reward(self, completion: Any) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", [Agents, Completions])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_makers_say_which_server_is_away_and_go_on_when_it_is_back(
+    server, client, namespace, kind, is_killed, monkeypatch
+):
+    monkeypatch.setattr(findings, "ENGINE_AWAY_S", 0.5)
+    recipe = of(kind, server, namespace, lease_ms=300)
+
+    def away() -> list[str]:
+        try:
+            if is_killed:
+                server.until_standing(1)
+                server.end()
+            with Observer(client, namespace, every_s=0.05) as observer:
+                found, until = [], time.monotonic() + 30
+                while not found and time.monotonic() < until:
+                    view = observer.wait(observer.newest().number, 1.0)
+                    found = [each for each in view.findings if each.code == "waits-for-engine"]
+            return [f"{each.summary} {each.command}" for each in found]
+        finally:
+            server.stands_from = None
+            server.start()
+
+    if is_killed:
+        server.stands_from = 0
+    else:
+        server.end()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(away)
+        made(client, recipe)
+        [said] = watching.result(60)
+    assert f"Its inference server at {server.url} (asked from " in said
+    assert said.endswith(f" curl -i --url {server.url}/health")
+
+
 def test_a_new_agent_runs_and_its_trainer_trains(server, namespace, folder):
     assert cli.main(["new", "agent", "sums.py", "--model", MODEL]) == 0
     words = ["sums.py", "--url", server.redis_url, "--engine-url", server.url, "--out", "out"]
@@ -317,6 +378,30 @@ def test_any_client_samples_by_the_url_even_one_that_blocks(server, client, name
     asks(monkeypatch, blocks)
     [group], _ = made(client, of(Asks, server, namespace), 1)
     assert [float(item.reward) for item in group] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_an_agent_that_blocks_the_others_is_named_once(
+    server, client, namespace, monkeypatch, caplog, is_thread
+):
+    monkeypatch.setattr(running, "_LOOK_S", 0.05)
+    monkeypatch.setattr(running, "_LATE_S", 0.4)
+
+    async def works(session: Any) -> float:
+        await session.chat([{"role": "user", "content": "1"}])
+        for _ in range(8):
+            if is_thread:
+                await asyncio.to_thread(time.sleep, 0.5)
+            else:
+                time.sleep(0.5)
+                await asyncio.sleep(0)
+        return 1.0
+
+    asks(monkeypatch, works)
+    made(client, of(Asks, server, namespace), 1)
+    said = [each.message for each in caplog.records if "blocks its event loop" in each.message]
+    assert len(said) == (not is_thread)
+    assert all(each.startswith("Asks.agent blocks") and "to_thread" in each for each in said)
 
 
 def test_turns_are_sampled_as_the_trainer_takes_them(server, client, namespace, monkeypatch):

@@ -304,12 +304,12 @@ def test_a_server_that_was_started_again_during_an_update_gets_the_weights_all_t
             policies.publish()
             request, calls = job.engine._client.request, []
 
-            async def after_restart(asked, body=None):
+            async def after_restart(asked, body=None, **named):
                 if asked.startswith(path):
                     calls.append(asked)
                     if len(calls) == call:
                         await asyncio.to_thread(server.restart)
-                return await request(asked, body)
+                return await request(asked, body, **named)
 
             job.engine._client.request = after_restart
             following = asyncio.create_task(job.weights.follow())
@@ -439,10 +439,10 @@ def test_a_refused_load_changes_nothing_whichever_request_is_repeated(
             label, asked = server.label, []
             request = job.engine._client.request
 
-            async def torn(path, body=None):
+            async def torn(path, body=None, **more):
                 asked.append(path)
                 if len(asked) - 1 != lost:
-                    return await request(path, body)
+                    return await request(path, body, **more)
                 if does:
                     with suppress(EngineError):
                         await request(path, body)
@@ -475,13 +475,13 @@ def test_a_server_that_was_started_again_during_a_refused_load_does_not_get_the_
         async with job_with_weights(server, client, policies, namespace) as job:
             label, request, named = server.label, job.engine._client.request, []
 
-            async def after_restart(path, body=None):
+            async def after_restart(path, body=None, **more):
                 if path == "/update_weight_version" and not named:
                     named.append(path)
                     await asyncio.to_thread(server.restart)
                     await job.engine._init(job.engine._told)
                     raise EngineError("the connection ended", where=server.url)
-                return await request(path, body)
+                return await request(path, body, **more)
 
             policies.publish(model="critic")
             job.engine._client.request = after_restart
@@ -626,7 +626,9 @@ def test_a_server_that_cannot_reach_the_weights_says_why(server, client, policie
     assert not server.paused
 
 
-def test_the_url_is_sent_only_to_a_server_that_has_none(server, client, policies, namespace):
+def test_the_url_is_sent_only_to_a_server_that_has_none(
+    server, client, policies, namespace, caplog
+):
     async def run() -> dict[str, Any]:
         job = Job(server, client, namespace)
         async with job.engine:
@@ -638,6 +640,7 @@ def test_the_url_is_sent_only_to_a_server_that_has_none(server, client, policies
     server.redis_url = ""
     version = policies.publish()
     assert asyncio.run(run())["url"] == client.url
+    assert "does not answer" not in caplog.text  # though it closes the connection of its refusal
 
 
 def test_the_example_of_the_documents_runs_as_printed(server, client, policies, namespace):

@@ -30,7 +30,7 @@ from redrb.train.engines import (
     Trajectory,
     VLLMEngine,
 )
-from redrb.train.episodes import EpisodeMaker
+from redrb.train.episodes import EpisodeMaker, running
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.reading.catalogue import Pin, Step
 from redrb.weights.reading.replica import Replica
@@ -390,6 +390,21 @@ def test_a_group_has_what_training_needs(server, stream):
         expected = log_probs_of(server.model, item.sequences.tolist(), 3, 1.0)
         known = torch.where(item.action_mask, expected, 0.0)
         torch.testing.assert_close(item.action_log_probs, known, rtol=1e-4, atol=1e-4)
+
+
+def test_an_episode_that_blocks_the_others_is_named_once(server, stream, monkeypatch, caplog):
+    monkeypatch.setattr(running, "_LOOK_S", 0.05)
+    monkeypatch.setattr(running, "_LATE_S", 0.2)
+
+    async def blocking(prompt, engine):
+        for _ in range(15):
+            time.sleep(0.05)
+            await asyncio.sleep(0)
+        return await episode(prompt, engine)
+
+    EpisodeMaker(stream, blocking, vllm(server.url), group_size=4).run(prompts(1))
+    assert len(_all(stream)[0]) == 4
+    assert caplog.text.count(".blocking blocks its event loop") == 1
 
 
 def test_an_episode_that_raises_costs_its_group(server, client, namespace, caplog):

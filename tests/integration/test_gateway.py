@@ -15,16 +15,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 import torch
 
 import redrb
 from redrb import Client, ExperienceStream, WeightPublisher
 from redrb.errors import ConfigError, DecodeError, StoreDenied, StoreFull, StoreUnavailable
+from redrb.stream.announcement import Announcement
 from redrb.watch.state.reader import StateReader
 from tests.chat_server import END, MODEL, ChatBackend, Record, text_of
 from tests.engine_server import tiny_model
 from tests.gateways import GatewayProcess, GatewayThread
+from tests.scenes import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 HTTP = httpx.Client(timeout=60)
@@ -897,3 +900,19 @@ def test_no_error_names_the_server_or_redis(gateway, server, caplog):
     assert not any("127.0.0.1" in each for each in said)
     assert "it fails" in said[0]
     assert f"{server.url}/v1/chat/completions/render answered 503" in caplog.text
+
+
+def test_a_gateway_whose_engine_is_away_says_so_to_those_who_look(gateway, server):
+    session, worker = opened(gateway.url), gateway.gateway._worker
+    server.end()
+
+    def waits_for() -> tuple[str, str]:
+        said = msgspec.msgpack.decode(worker.announcement(), type=Announcement)
+        return said.waits_for, said.engine
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(asked, session, [user("1")])
+        until(lambda: waits_for() == ("engine", server.url))
+        server.start()
+        asking.result(60)
+    assert waits_for() == ("", server.url)

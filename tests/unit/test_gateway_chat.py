@@ -85,6 +85,7 @@ def test_a_maker_whose_server_cannot_be_opened_leaves_no_client(monkeypatch, clo
 
     monkeypatch.setattr(ChatServer, "open", refuses)
     maker: Any = object.__new__(AgentRecipeMaker)
+    maker._worker = SimpleNamespace()
     maker._recipe = SimpleNamespace(
         engine="vllm", engine_url="http://127.0.0.1:9", model=lambda: "m"
     )
@@ -113,6 +114,7 @@ def test_a_maker_that_ends_while_its_server_was_just_opened_leaves_no_client(mon
 
     monkeypatch.setattr(agent_maker, "engine_of", lambda _: Server())
     maker: Any = object.__new__(AgentRecipeMaker)
+    maker._worker = SimpleNamespace()
     maker._recipe = SimpleNamespace(engine_url="http://127.0.0.1:9", model=lambda: "m")
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(maker._opened())

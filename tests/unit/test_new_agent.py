@@ -33,7 +33,8 @@ class Scripted:
         answer = self.answers.pop(0)
         if isinstance(answer, str):
             return {"role": "assistant", "content": answer}
-        function = {"name": "calculate", "arguments": json.dumps(answer)}
+        name, arguments = answer if isinstance(answer, tuple) else ("calculate", answer)
+        function = {"name": name, "arguments": json.dumps(arguments)}
         return {
             "role": "assistant",
             "content": None,
@@ -85,13 +86,35 @@ def test_its_agent_calls_the_tool_and_is_rewarded_for_the_right_answer(tmp_path,
         ({"a": 10**400, "operator": "*", "b": 1}, "OverflowError"),
         ({"a": [1], "operator": ["*"], "b": 1}, "TypeError"),
         ([1, 2], "TypeError"),
-        ({"operator": "*"}, "KeyError"),
+        ({"operator": "*"}, "TypeError"),
     ],
 )
 def test_a_call_that_cannot_be_calculated_is_answered(tmp_path, monkeypatch, call, said):
     kind, _ = written(tmp_path, monkeypatch)
     _, (messages, _) = rewarded(kind(), call, "no")
     assert messages[-1]["content"].startswith(said)
+
+
+def test_each_tool_is_told_and_called_by_its_name(tmp_path, monkeypatch):
+    kind, _ = written(tmp_path, monkeypatch)
+
+    def double(word):
+        """Writes a word twice."""
+        return 2 * word
+
+    kind.agent.__globals__["TOOLS"]["double"] = (double, {"word": {"type": "string"}})
+    _, (messages, options) = rewarded(kind(), ("double", {"word": "ha"}), ("halve", {}), "no")
+    given = [each["function"] for each in options["tools"]]
+    assert [each["name"] for each in given] == ["calculate", "double"]
+    assert given[1]["description"] == "Writes a word twice."
+    assert given[1]["parameters"]["required"] == ["word"]
+    results = [each["content"] for each in messages if each["role"] == "tool"]
+    assert results == ["haha", "KeyError: 'halve'"]
+
+
+def test_the_reward_is_shown_after_each_step(tmp_path, monkeypatch):
+    kind, _ = written(tmp_path, monkeypatch)
+    assert kind().evaluate_every == 1
 
 
 def test_its_harness_has_at_most_40_lines(tmp_path, monkeypatch):
@@ -128,8 +151,8 @@ def test_the_commands_in_its_header_are_understood(tmp_path, monkeypatch, words)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "sglang"], "its engine is vllm"),
-        (["--reward", "boxed"], "redrb new agent takes --model and --dataset"),
+        (["--engine", "sglang"], "leave --engine out: only vLLM samples"),
+        (["--reward", "boxed"], "leave --reward out: an agent returns its reward itself"),
         (["--dataset", "none.jsonl"], "none.jsonl cannot be read"),
     ],
 )

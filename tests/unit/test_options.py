@@ -187,7 +187,10 @@ def test_words_of_a_list_may_stand_between_flags(words, dest, values):
         (["ls", "more"], "redrb ls: there is no place for the argument 'more'. Help: redrb ls"),
         (["dead", "drop", "a", "b"], "redrb dead drop: argument ID: invalid int value: 'b'."),
         (["inspect", "a", "1", "--xyz", "2"], "redrb inspect: there is no flag --xyz. Help: "),
-        (["stats"], "redrb stats: the following arguments are required: TASK. Help: redrb stats"),
+        (
+            ["stats"],
+            "redrb stats: the following arguments are required: TASK. `redrb ls --namespace NAME`",
+        ),
     ],
 )
 def test_a_wrong_command_line_says_what_is_wrong_and_where_help_is(words, said, capsys):

@@ -21,6 +21,7 @@ from redrb.cli.run.run import Run
 from redrb.cli.run.screen import JobScreen, show_job
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
+from tests.troubled_states import with_worker
 from tests.unit.test_top_screen import WHERE, Observer, drawn, shown
 
 
@@ -112,6 +113,21 @@ def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     history.begin_run()
     assert (history.rate, history.quiet_s) == (0.0, 0.0)
     assert " 0 samples/s  staleness ..." in progress_line(1.0, history, None)
+
+
+def test_the_line_of_a_run_says_which_inference_server_is_away() -> None:
+    said = "; Its inference server at http://h:8000 (asked from gpu-02) has not answered for "
+    for waits_s, end in ((1.0, ""), (21.0, f"{said}21.0 s."), (6000.0, f"{said}1.7 h.")):
+        away = {"waits_for": "engine", "waits_s": waits_s, "engine": "http://h:8000"}
+        view = view_of(with_worker("maker", **away, host="gpu-02"))
+        run: Any = a_run(
+            lambda: None,
+            _observer=SimpleNamespace(newest=lambda view=view: view),
+            _started=0.0,
+            _history=JobEvents(),
+        )
+        assert (said in Run._line(run)) == bool(end)
+        assert Run._line(run).endswith(end)
 
 
 def test_faults_are_said_once_and_counted_in_the_report() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -254,10 +255,12 @@ class Run:
                 self._print(Text(self._line()))
 
     def _line(self) -> str:
-        state = self._observer.newest().state
-        found = state.task(self.job.recipe.task_name) if state else None
+        view = self._observer.newest()
+        found = view.state.task(self.job.recipe.task_name) if view.state else None
         stats = found.main.stats if found and found.main else None
-        return progress_line(time.perf_counter() - self._started, self._history, stats)
+        made = progress_line(time.perf_counter() - self._started, self._history, stats)
+        away = (each.summary for each in view.findings if each.code == "waits-for-engine")
+        return "; ".join((made, *islice(away, 1)))
 
     def _report(self, event: str, **values: Any) -> None:
         """Write a death or a restart to the diary, and say it."""

@@ -6,16 +6,18 @@ import difflib
 import heapq
 import logging
 import operator
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
+from redrb.connection.client import scan
 from redrb.connection.deadline import Deadline
 from redrb.errors import StoreError, UnknownTask
 from redrb.experience import Status
-from redrb.keys import TaskKeys, is_task
+from redrb.keys import TaskKeys, is_name, is_task
 from redrb.registry import Registry
 from redrb.stream.task.calls import Count, Stats
 from redrb.stream.task.ledger import StreamStats
@@ -66,9 +68,24 @@ def similar_tasks(
 
 
 def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
-    """Return the error for a task that does not exist; it names similar ones."""
+    """Return the error for a task that does not exist; it names similar ones, and namespaces."""
+    elsewhere = _elsewhere(client, namespace, task)
     similar = similar_tasks(client, namespace, task, with_groups=False, least=SIMILAR)
-    return UnknownTask(task, namespace=namespace, where=client.where, similar=similar)
+    where = client.where
+    return UnknownTask(task, namespace=namespace, where=where, similar=similar, elsewhere=elsewhere)
+
+
+def _elsewhere(client: Client, namespace: str, name: str) -> tuple[str, ...]:
+    """Return other namespaces with a task or table of this name, as far as they are found."""
+    found: set[str] = set()
+    if not is_name(name):  # TABLE:TASK, or a sum of shards
+        return ()
+    with suppress(RedisError, StoreError), Deadline(at_most=LOOK_S) as deadline:
+        for primary in client.primaries():
+            for key in scan(primary, TaskKeys.in_any_namespace(name), until=deadline):
+                tag = key.decode(errors="replace").removeprefix("redrb:{")
+                found.add(tag.partition(":")[0])
+    return tuple(sorted(filter(is_name, found - {namespace})))[:MOST_NAMES]
 
 
 def _similarity(name: str, task: str) -> float:

@@ -45,8 +45,16 @@ class JsonClient:
         """Close all connections."""
         await self._http.close()
 
-    async def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def request(
+        self, path: str, body: Mapping[str, Any] | None = None, *, last: bool = False
+    ) -> dict[str, Any]:
         """Post JSON, or get without `body`; return the reply, {} for an empty one.
+
+        Args:
+            path: Of the request.
+            body: Sent as JSON.
+            last: Whether its connection is closed then. uvicorn closes it after status 500 without
+                saying so, and a request that came next on it would break off.
 
         Raises:
             EngineError: The server does not answer, or with an error.
@@ -56,7 +64,7 @@ class JsonClient:
                 "GET" if body is None else "POST",
                 self._url + path,
                 body,
-                headers=self._headers,
+                headers=self._headers | ({"Connection": "close"} if last else {}),
                 timeout_s=self._timeout_s,
             )
         except self._http.errors as error:

@@ -404,7 +404,7 @@ class VLLMEngine(Engine):
         An error of redrb's backend has its message alone, without that of vLLM around it.
         """
         try:
-            await self._client.request(path, body)
+            await self._client.request(path, body, last=True)
         except EngineError as error:
             if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise

@@ -24,7 +24,7 @@ from redrb.train.episodes.groups import (
     Groups,
     with_group_advantages,
 )
-from redrb.train.episodes.running import run_and_end
+from redrb.train.episodes.running import run_and_end, warn_if_blocked
 from redrb.train.episodes.sink import Sink
 from redrb.words import counted
 
@@ -113,6 +113,7 @@ class EpisodeMaker:
             keeps_aborted=keeps_aborted,
         )
         self._stream, self._engine, self._weights = stream, engine, weights
+        self._episode_name = getattr(episode, "__qualname__", type(episode).__name__)
         stream.worker.role = "maker"  # it takes aborted groups as well
         stream.worker.engine = engine
         self._counted: FollowedWeights | None = None  # weights whose versions the task counts
@@ -190,6 +191,7 @@ class EpisodeMaker:
                 ended.set()
             async with self._engine:
                 following = await self._follow(ended)
+                following += [asyncio.create_task(warn_if_blocked(self._episode_name))]
                 try:
                     await self._work(groups, sink, prompts, ended)
                 finally:

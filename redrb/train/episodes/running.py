@@ -1,4 +1,4 @@
-"""`run_and_end`: runs a coroutine, and ends although threads and tasks of the user do not."""
+"""Runs coroutines of the user: it ends although threads and tasks do not, and names who blocks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ from typing import Any, TypeVar
 _log = logging.getLogger("redrb")
 
 T = TypeVar("T")
+
+_LOOK_S, _LATE_S, _LATE_LOOKS = 1.0, 0.5, 3
+"""A blocked loop is late by so much at each of so many looks; a first import is late once."""
+
+
+async def warn_if_blocked(name: str) -> None:
+    """Warn once if a coroutine function of the user blocks the event loop in which this runs.
+
+    The loop measures itself, by how late it goes on after a pause.
+    """
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    while len(late) < _LATE_LOOKS:
+        due = loop.time() + _LOOK_S
+        await asyncio.sleep(_LOOK_S)
+        late_s = loop.time() - due
+        late = [*late, late_s] if late_s >= _LATE_S else []
+    _log.warning(
+        "%s blocks its event loop, which stood still for %.1f of %.1f s: its calls run one after "
+        "the other. Await what takes long: use async clients, such as openai.AsyncOpenAI or "
+        "httpx.AsyncClient, and `await asyncio.to_thread(function, ...)` for what blocks",
+        name,
+        sum(late),
+        sum(late) + len(late) * _LOOK_S,
+    )
 
 
 def run_and_end(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:

@@ -68,7 +68,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     )
 
 
-_TEXTS = ("label", "host", "program", "redrb", "weights_name", "fault")
+_TEXTS = ("label", "host", "program", "redrb", "weights_name", "fault", "engine")
 _MOST_NAME = 128
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,8 +213,14 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         "waits-for-engine",
         task,
         [each for each in makers if _lacks("engine", each)],
-        lambda maker: f"Its inference server has not answered for {seconds(maker.waits_s)}.",
-        lambda _: figures,
+        lambda maker: (
+            f"Its inference server{_asked(maker)} has not answered for {seconds(maker.waits_s)}."
+        ),
+        lambda maker: (
+            shlex.join(("curl", "-i", "--url", f"{maker.engine}/health"))
+            if maker.engine
+            else figures
+        ),
     )
     bound = BEHIND if task.max_staleness is None else task.max_staleness
     if outlived(state, task):
@@ -231,6 +238,10 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         ),
         lambda maker: f"kill -TERM {maker.pid}" if maker.pid else figures,
     )
+
+
+def _asked(maker: WorkerState) -> str:
+    return f" at {maker.engine} (asked from {maker.host})" if maker.engine else ""
 
 
 def _versions(state: State) -> Iterator[Finding]:
