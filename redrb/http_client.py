@@ -6,7 +6,6 @@ Its work for a request does not grow with its connections; that of httpx grows w
 from __future__ import annotations
 
 import io
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class HttpReply:
 
     def json(self) -> Any:
         """Return the value of the body; raises ValueError if it is no JSON."""
-        return json.loads(self.data)
+        return msgspec.json.decode(self.data)
 
 
 class Http:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionTimeout,
     ConfigError,
@@ -40,6 +43,7 @@ from redrb.gateway.chat import ChatServer
 from redrb.gateway.limits import Bodies, Threads, within
 from redrb.gateway.messages import (
     MOST_BYTES,
+    Ask,
     Json,
     Protocol,
     Refused,
@@ -48,15 +52,24 @@ from redrb.gateway.messages import (
     parsed,
 )
 from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
-from redrb.gateway.store import SessionStore, session_name
-from redrb.gateway.turns import OnEdited, Turns
+from redrb.gateway.session import Session, Turn
+from redrb.gateway.store import Opened, SessionStore, session_name
+from redrb.gateway.turns import Place, place_of, sampled
 from redrb.stream.assembly.calls import OnIncomplete
 from redrb.stream.worker import Worker
 from redrb.train.engines import EngineWeights
 from redrb.unpacking import Reading
+from redrb.watch.page.guard import is_token
+from redrb.watch.page.server import serve
 
 MOST_REWARD = 3e38
 """Largest reward, of either sign: samples have it as float32."""
+
+MOST_KNOWN = 2**14
+"""Most sessions of which a gateway knows that they live."""
+
+_SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
+"""Clients close their idle connections sooner, and send nothing on one that is being closed."""
 
 KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
@@ -85,7 +98,7 @@ class _Ending(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Gateway:
-    """Answers requests; it keeps nothing of a session, so that any other one goes on with it.
+    """Answers requests; of a session it knows only that it is there: any other one goes on with it.
 
     Args:
         worker: Announces the gateway as a maker of the task.
@@ -102,16 +115,43 @@ class Gateway:
         worker: Worker,
         *,
         token: str = "",
-        on_edited: OnEdited = "branch",
+        on_edited: Literal["branch", "error"] = "branch",
         public_url: str = "",
     ) -> None:
         self._store, self._chat, self._weights, self._worker = store, chat, weights, worker
         self._token, self._public_url = token, public_url.rstrip("/")
+        self._may_branch = on_edited == "branch"
         worker.role, worker.engine, worker.weights_name = "maker", chat.engine, weights.name
         self._loaded, self._bodies, self._replies = asyncio.Event(), Bodies(), Replies()
         self._calls, self._opens, self._rewards = (Threads(limits.MOST_CALLS) for _ in range(3))
-        self._parsers = Threads(limits.MOST_PARSED)
-        self._turns = Turns(store, chat, self._calls, self._parsers, on_edited)
+        self._parsers, self._stop = Threads(limits.MOST_PARSED), Stop()
+        self._known: dict[str, float] = {}  # until when sessions that were used live on
+
+    async def serve(
+        self,
+        listening: socket.socket,
+        *,
+        hosts: Sequence[str],
+        ready: Callable[[], None] = lambda: None,
+        stopped: asyncio.Event | None = None,
+    ) -> None:
+        """Serve sessions until a signal comes, or `stopped` is set; then close server and weights.
+
+        Args:
+            listening: Socket of the server.
+            hosts: Values of the header Host that are served.
+            ready: Called when the server takes requests.
+            stopped: Ends it; signals are left to whoever sets it.
+
+        Raises:
+            RedrbError: The first weights could not be loaded.
+        """
+        try:
+            await serve(self.app(hosts), self, listening, ready, **_SERVED, stopped=stopped)
+            await self._opens.end()
+        finally:
+            self._weights.close()
+            await self._chat.close()
 
     async def run(self) -> None:
         """Give each version of the weights to the server."""
@@ -121,7 +161,8 @@ class Gateway:
         await self._weights.follow()
 
     async def close(self) -> None:
-        """End nothing: requests in flight have a while to end."""
+        """Wait for no more rights; other requests in flight have a while to end."""
+        self._stop.ask("the gateway ends")
 
     def app(self, hosts: Sequence[str] = ("*",)) -> Starlette:
         """Return the application; `hosts` are values of the header Host that are served."""
@@ -145,44 +186,55 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._token and not hmac.compare_digest(given.encode("latin-1"), self._token.encode()):
+        if self._token and not is_token(given, self._token):
             raise Refused("the gateway's token is missing or wrong.", 401)
         key = request.headers.get("idempotency-key", "")
         if key and len(key) not in KEY_LENGTHS:
             raise Refused("Idempotency-Key: give 16 to 200 characters that nobody can guess.")
         async with self._bodies.of(request) as data:
-            body = known_in(parsed(data), _Opening)
+            options = msgspec.structs.asdict(known_in(parsed(data), _Opening))
         await self._until_loaded()
-        options = msgspec.structs.asdict(body) | {"wait_s": limits.WAIT_S}
         options["once"] = json.dumps([self._token, key]) if key else ""
-        opened = await self._opens.run(self._store.open, request=request, **options)
-        if opened.version is not None:
-            with suppress(TimeoutError):  # staleness is counted when the group is put
-                async with asyncio.timeout(limits.WAIT_S):
-                    await self._weights.reach(opened.version)
-        if opened.is_new and await request.is_disconnected():  # nobody gets to know it
-            await self._calls.run(self._store.drop, opened.name, unless_shared=True)
+        opened = await self._opens.run(self._begun, options, request=request, undo=self._forgotten)
+        try:
+            if opened.version is not None:
+                with suppress(TimeoutError):  # staleness is counted when the group is put
+                    async with asyncio.timeout(limits.WAIT_S):
+                        await self._weights.reach(opened.version)
+            if await request.is_disconnected():  # nobody gets to know it
+                await self._calls.run(self._forgotten, opened)
+        except asyncio.CancelledError:
+            self._opens.begin(partial(self._forgotten, opened))
+            raise
         base = self._public_url or str(request.base_url).rstrip("/")
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
         return JSONResponse(found, 201)
 
+    def _begun(self, options: Json) -> Opened:
+        with Deadline(stop=self._stop):
+            return self._store.open(**options, wait_s=limits.WAIT_S)
+
+    def _forgotten(self, opened: Opened) -> None:
+        """Drop a session whose request nobody waits for, unless another one has found it."""
+        if opened.is_new:
+            self._store.drop(opened.name, unless_shared=True)
+
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
-        name = await self._used(request)
-        key = request.headers.get("idempotency-key", "")
+        name, key = self._name(request), request.headers.get("idempotency-key", "")
+        await self._use(name, known=True)
         async with self._bodies.of(request) as data:
-            ask = await self._parsers.run(ask_of, protocol, data, key=key)
-        session = await self._calls.run(self._store.read, name)
-        if ask.model != self._chat.model:
-            raise Refused(f"model={ask.model!r:.80}: this gateway samples {self._chat.model!r}.")
-        turn = next((each for each in session.turns if each.request == ask.request), None)
-        if turn is None:
+            threads = self._calls if len(data) < limits.LONG_BYTES else self._parsers
+            ask, session, found = await threads.run(self._found, name, protocol, data, key)
+        if isinstance(found, Place):
             await self._until_loaded()
             async with self._in_use(name):
-                turn = await self._turns.sample(session, ask)
-            self._worker.weight_version = max(turn.sampled.versions)
+                made = await sampled(self._chat, session, ask, found, self._may_branch)
+                append = partial(self._store.append, may_branch=self._may_branch)
+                found = await self._calls.run(append, session, made)
+            self._worker.weight_version = max(found.sampled.versions)
         with Reading("the reply of a turn"):
-            reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
+            reply, done = Reply(ask, json.loads(found.reply)), found.sampled
         if ask.return_token_ids:
             reply.tokens = {
                 "token_ids": done.tokens,
@@ -193,27 +245,51 @@ class Gateway:
             return self._replies.of(b"".join(reply.events()), "text/event-stream")
         return self._replies.of(json.dumps(reply.body()).encode(), "application/json")
 
+    def _found(
+        self, name: str, protocol: Protocol, data: bytes, key: str
+    ) -> tuple[Ask, Session, Place | Turn]:
+        """Return a request, its session, and the turn that answers it or the place of this turn."""
+        ask, session = ask_of(protocol, data, key=key), self._store.read(name)
+        if ask.model != self._chat.model:
+            raise Refused(f"model={ask.model!r:.80}: this gateway samples {self._chat.model!r}.")
+        turn = next((each for each in session.turns if each.request == ask.request), None)
+        return ask, session, turn or place_of(session, ask)
+
     async def _models(self, request: Request) -> Response:
-        await self._used(request)
+        await self._use(self._name(request))
         return JSONResponse(models_of(self._chat.model))
 
     async def _reward(self, request: Request) -> Response:
-        name = await self._used(request)
+        name = self._name(request)
+        await self._use(name, known=True)
         async with self._bodies.of(request) as data:
-            body = known_in(parsed(data), _Ending)
-        options = msgspec.structs.asdict(body)
-        return JSONResponse({"group": await self._rewards.run(self._store.reward, name, **options)})
+            options = msgspec.structs.asdict(known_in(parsed(data), _Ending))
+        put = partial(self._store.reward, name, **options)
+        return JSONResponse({"group": await self._rewards.run(put)})
 
     async def _drop(self, request: Request) -> Response:
-        name = await self._used(request)
+        name = self._name(request)
+        await self._use(name)
         await self._calls.run(self._store.drop, name)
+        self._known.pop(name, None)
         return Response(status_code=204)
 
-    async def _used(self, request: Request) -> str:
-        """Return the name of a request's session, which lives on, or raise UnknownSession."""
-        name = session_name(*request.path_params.values())
-        await self._calls.run(self._store.use, name)
-        return name
+    def _name(self, request: Request) -> str:
+        return session_name(*request.path_params.values())
+
+    async def _use(self, name: str, *, known: bool = False) -> None:
+        """Let a session live on, or raise UnknownSession.
+
+        Args:
+            known: It need not be looked for while it surely lives: it is read after the body.
+        """
+        now = time.monotonic()
+        if not known or self._known.get(name, 0.0) < now:
+            await self._calls.run(self._store.use, name)
+            self._known.pop(name, None)
+            self._known[name] = now + self._store.timeout_s / 3
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
 
     @asynccontextmanager
     async def _in_use(self, name: str) -> AsyncIterator[None]:
@@ -223,7 +299,7 @@ class Gateway:
             while True:
                 await asyncio.sleep(self._store.timeout_s / 3)
                 with suppress(StoreUnavailable, Refused):  # the next time, or the turn says it
-                    await self._calls.run(self._store.use, name)
+                    await self._use(name)
 
         using = asyncio.create_task(use())
         try:
