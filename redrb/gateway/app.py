@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from redrb.connection.deadline import Deadline
 from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionTimeout,
@@ -53,7 +52,7 @@ from redrb.gateway.messages import (
 )
 from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
 from redrb.gateway.session import Session, Turn
-from redrb.gateway.store import Opened, SessionStore, session_name
+from redrb.gateway.store import SessionStore, session_name
 from redrb.gateway.turns import Place, place_of, sampled
 from redrb.stream.assembly.calls import OnIncomplete
 from redrb.stream.worker import Worker
@@ -69,7 +68,8 @@ MOST_KNOWN = 2**14
 """Most sessions of which a gateway knows that they live."""
 
 _SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
-"""Clients close their idle connections sooner, and send nothing on one that is being closed."""
+"""Clients close their idle connections sooner, and send nothing on one that is being closed. What a
+request waits for without sampling is shorter than the grace, so no session begins unnoticed."""
 
 KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
@@ -148,7 +148,6 @@ class Gateway:
         """
         try:
             await serve(self.app(hosts), self, listening, ready, **_SERVED, stopped=stopped)
-            await self._opens.end()
         finally:
             self._weights.close()
             await self._chat.close()
@@ -195,30 +194,18 @@ class Gateway:
             options = msgspec.structs.asdict(known_in(parsed(data), _Opening))
         await self._until_loaded()
         options["once"] = json.dumps([self._token, key]) if key else ""
-        opened = await self._opens.run(self._begun, options, request=request, undo=self._forgotten)
-        try:
-            if opened.version is not None:
-                with suppress(TimeoutError):  # staleness is counted when the group is put
-                    async with asyncio.timeout(limits.WAIT_S):
-                        await self._weights.reach(opened.version)
-            if await request.is_disconnected():  # nobody gets to know it
-                await self._calls.run(self._forgotten, opened)
-        except asyncio.CancelledError:
-            self._opens.begin(partial(self._forgotten, opened))
-            raise
+        begin = partial(self._store.open, **options, wait_s=limits.WAIT_S, stop=self._stop)
+        opened = await self._opens.run(begin, request=request)
+        if opened.version is not None:
+            with suppress(TimeoutError):  # staleness is counted when the group is put
+                async with asyncio.timeout(limits.REACH_S):
+                    await self._weights.reach(opened.version)
+        if opened.is_new and await request.is_disconnected():  # nobody gets to know it
+            await self._calls.run(partial(self._store.drop, opened.name, unless_shared=True))
         base = self._public_url or str(request.base_url).rstrip("/")
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
         return JSONResponse(found, 201)
-
-    def _begun(self, options: Json) -> Opened:
-        with Deadline(stop=self._stop):
-            return self._store.open(**options, wait_s=limits.WAIT_S)
-
-    def _forgotten(self, opened: Opened) -> None:
-        """Drop a session whose request nobody waits for, unless another one has found it."""
-        if opened.is_new:
-            self._store.drop(opened.name, unless_shared=True)
 
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
         name, key = self._name(request), request.headers.get("idempotency-key", "")

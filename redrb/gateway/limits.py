@@ -31,11 +31,10 @@ BODY_S = 60.0
 """Seconds in which the body of a request must come."""
 
 WAIT_S = 10.0
-"""Seconds for which a request waits for the first weights, a right, the weights of its right, or
-behind others."""
+"""Seconds for which a request waits for the first weights, a right, or behind others."""
 
-END_S = 3.0
-"""Seconds for which the end of the gateway waits for Redis."""
+REACH_S = 5.0
+"""Seconds for which a session waits for the weights of its right."""
 
 BUSY = "the gateway cannot answer now: send the request again."
 BROKEN = "Redis refuses this, and would again: the gateway's log says why."
@@ -58,46 +57,23 @@ class Threads:
 
     def __init__(self, most: int) -> None:
         self._places, self._threads = asyncio.Semaphore(most), ThreadPoolExecutor(most)
-        self._left: list[asyncio.Future[object]] = []
 
-    async def run(
-        self,
-        call: Callable[..., T],
-        *given: Any,
-        request: Request | None = None,
-        undo: Callable[[T], object] | None = None,
-    ) -> T:
+    async def run(self, call: Callable[..., T], *given: Any, request: Request | None = None) -> T:
         """Return the result of a call; the end of the gateway does not wait for it.
 
         Args:
             call: It may block.
             given: Arguments of the call.
             request: The call is not begun if it has nobody who waits for its reply any more.
-            undo: Called with the result if the end of the gateway comes before it.
         """
         async with within(WAIT_S, BUSY):
             await self._places.acquire()
         try:
             if request is not None and await request.is_disconnected():
                 raise Refused(BUSY, 503)
-            running = self._threads.submit(call, *given)
-            try:
-                return await asyncio.wrap_future(running)
-            except asyncio.CancelledError:
-                if undo is not None:
-                    self.begin(lambda: undo(running.result()))
-                raise
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *given)
         finally:
             self._places.release()
-
-    def begin(self, call: Callable[[], object]) -> None:
-        """Begin a call for which only the end of the gateway waits."""
-        self._left.append(asyncio.wrap_future(self._threads.submit(call)))
-
-    async def end(self) -> None:
-        """Wait a moment for the calls that were begun."""
-        if self._left:
-            await asyncio.wait(self._left, timeout=END_S)
 
 
 class Bodies:

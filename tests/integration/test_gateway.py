@@ -897,3 +897,22 @@ def test_no_error_names_the_server_or_redis(gateway, server, caplog):
     assert not any("127.0.0.1" in each for each in said)
     assert "it fails" in said[0]
     assert f"{server.url}/v1/chat/completions/render answered 503" in caplog.text
+
+
+def test_the_end_of_a_gateway_waits_for_no_right_and_leaves_no_session(
+    server, client, publish, namespace
+):
+    settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
+    with ExperienceStream(client, "agents", namespace=namespace, **settings) as stream:
+        one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
+        opened(one.url)  # takes the only right
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(HTTP.post, f"{one.url}/sessions", json={"prompt": "q"})
+            while not stream.stats().admission.waiting:
+                time.sleep(0.01)
+            began = time.monotonic()
+            assert one.end() == (0, "")
+            assert time.monotonic() - began < 5
+            assert waiting.result(30).status_code == 503
+        stats = stream.stats()
+        assert (stats.admission.granted, stats.sessions.open) == (1, 1)
