@@ -74,12 +74,16 @@ request waits for without sampling is shorter than the grace, so no session begi
 KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
 
-_STATUSES: dict[type[Exception], int] = {
-    **dict.fromkeys((ConfigError, RecordError, EncodeError), 400),
-    UnknownSession: 404,
-    SessionOver: 409,
-    AdmissionTimeout: 503,
-}
+_ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...] = (
+    ((ConfigError, RecordError, EncodeError), 400, ""),
+    (UnknownSession, 404, ""),
+    (SessionOver, 409, ""),
+    (AdmissionTimeout, 503, ""),
+    ((StoreUnavailable, StoreFull, StoreClosed), 503, limits.BUSY),
+    ((StoreError, DecodeError), 500, limits.BROKEN),
+    (RedrbError, 503, limits.BUSY),
+)
+"""Status of each error, the first that fits; and a text for those whose own may name hosts."""
 
 _log = logging.getLogger("redrb")
 
@@ -215,19 +219,17 @@ class Gateway:
             ask, session, found = await threads.run(self._found, name, protocol, data, key)
         if isinstance(found, Place):
             await self._until_loaded()
+            may = self._may_branch
             async with self._in_use(name):
-                made = await sampled(self._chat, session, ask, found, self._may_branch)
-                append = partial(self._store.append, may_branch=self._may_branch)
+                made = await sampled(self._chat, session, ask, found, may_branch=may)
+                append = partial(self._store.append, may_branch=may)
                 found = await self._calls.run(append, session, made)
             self._worker.weight_version = max(found.sampled.versions)
         with Reading("the reply of a turn"):
             reply, done = Reply(ask, json.loads(found.reply)), found.sampled
         if ask.return_token_ids:
-            reply.tokens = {
-                "token_ids": done.tokens,
-                "token_log_probs": done.log_probs,
-                "token_versions": done.versions,
-            }
+            reply.tokens = {"token_ids": done.tokens, "token_versions": done.versions}
+            reply.tokens["token_log_probs"] = done.log_probs
         if ask.stream:
             return self._replies.of(b"".join(reply.events()), "text/event-stream")
         return self._replies.of(json.dumps(reply.body()).encode(), "application/json")
@@ -303,25 +305,19 @@ class Gateway:
 
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error in the protocol's form."""
-    known = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    status, text = next(known, 0), str(error)
     match error:
         case Refused():
-            status = error.status
+            status, text = error.status, str(error)
         case HTTPException():
             status, text = error.status_code, error.detail
         case EngineError() if error.is_refusal:
-            status, text = 400, text.replace(error.where, "")
-    if not status:  # the text may name hosts
-        status, text = (500, limits.BROKEN) if _lasts(error) else (503, limits.BUSY)
-        _log.warning("a request gets status %d: %s", status, error)
+            status, text = 400, str(error).replace(error.where, "")
+        case _:
+            status, text = next(each[1:] for each in _ANSWERS if isinstance(error, each[0]))
+            if text:
+                _log.warning("a request gets status %d: %s", status, error)
     # OpenAI's and Anthropic's SDKs would repeat a request with status 409
     pause = "0" if isinstance(error, AdmissionTimeout) else "5"  # it has waited
     headers = {503: {"retry-after": pause}, 409: {"x-should-retry": "false"}}.get(status)
-    return JSONResponse(error_of(request.url.path, status, text), status, headers)
-
-
-def _lasts(error: Exception) -> bool:
-    """Whether a request that is sent again would meet the same error of Redis."""
-    passes = (StoreUnavailable, StoreFull, StoreClosed)
-    return isinstance(error, StoreError | DecodeError) and not isinstance(error, passes)
+    body = error_of(request.url.path, status, text or str(error))
+    return JSONResponse(body, status, headers)

@@ -215,20 +215,16 @@ class SessionStore(Closing):
 
         def read(replies: list[Reply]) -> Turn:
             done, confirmed = self._replication.divide(replies)
-            [(outcome, *first)] = without_errors(done)
-            match call.read(outcome):
-                case "unknown":
-                    raise UnknownSession
-                case "edited":
-                    raise Edited
-                case "over" | "full" as reason:
-                    raise SessionOver(session.id, reason)
-                case "known":
-                    found = decode_turn(first[0], MOST_TURNS)
-                case "stored":
-                    found = turn
+            [(packed, *first)] = without_errors(done)
+            outcome = call.read(packed)
+            if outcome == "unknown":
+                raise UnknownSession
+            if outcome == "edited":
+                raise Edited
+            if outcome in ("over", "full"):
+                raise SessionOver(session.id, outcome)
             self._replication.check(confirmed)
-            return found
+            return decode_turn(first[0], MOST_TURNS) if outcome == "known" else turn
 
         with Deadline(), Reading("the reply to a turn"):
             return Request(store.client, made, read).result()

@@ -47,7 +47,7 @@ def place_of(session: Session, ask: Ask) -> Place:
 
 
 async def sampled(
-    chat: ChatServer, session: Session, ask: Ask, place: Place, may_branch: bool
+    chat: ChatServer, session: Session, ask: Ask, place: Place, *, may_branch: bool
 ) -> Turn:
     """Return a sampled turn, which is not stored yet.
 
