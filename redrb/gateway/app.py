@@ -212,8 +212,8 @@ class Gateway:
         return JSONResponse(found, 201)
 
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
-        name, key = self._name(request), request.headers.get("idempotency-key", "")
-        await self._use(name, known=True)
+        name = await self._used(request, known=True)
+        key = request.headers.get("idempotency-key", "")
         async with self._bodies.of(request) as data:
             threads = self._calls if len(data) < limits.LONG_BYTES else self._parsers
             ask, session, found = await threads.run(self._found, name, protocol, data, key)
@@ -245,40 +245,36 @@ class Gateway:
         return ask, session, turn or place_of(session, ask)
 
     async def _models(self, request: Request) -> Response:
-        await self._use(self._name(request))
+        await self._used(request)
         return JSONResponse(models_of(self._chat.model))
 
     async def _reward(self, request: Request) -> Response:
-        name = self._name(request)
-        await self._use(name, known=True)
+        name = await self._used(request, known=True)
         async with self._bodies.of(request) as data:
             options = msgspec.structs.asdict(known_in(parsed(data), _Ending))
         put = partial(self._store.reward, name, **options)
         return JSONResponse({"group": await self._rewards.run(put)})
 
     async def _drop(self, request: Request) -> Response:
-        name = self._name(request)
-        await self._use(name)
+        name = await self._used(request)
         await self._calls.run(self._store.drop, name)
         self._known.pop(name, None)
         return Response(status_code=204)
 
-    def _name(self, request: Request) -> str:
-        return session_name(*request.path_params.values())
-
-    async def _use(self, name: str, *, known: bool = False) -> None:
-        """Let a session live on, or raise UnknownSession.
+    async def _used(self, request: Request, *, known: bool = False) -> str:
+        """Return the name of a request's session, which lives on, or raise UnknownSession.
 
         Args:
             known: It need not be looked for while it surely lives: it is read after the body.
         """
-        now = time.monotonic()
+        name, now = session_name(*request.path_params.values()), time.monotonic()
         if not known or self._known.get(name, 0.0) < now:
             await self._calls.run(self._store.use, name)
             self._known.pop(name, None)
             self._known[name] = now + self._store.timeout_s / 3
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
+        return name
 
     @asynccontextmanager
     async def _in_use(self, name: str) -> AsyncIterator[None]:
@@ -288,7 +284,7 @@ class Gateway:
             while True:
                 await asyncio.sleep(self._store.timeout_s / 3)
                 with suppress(StoreUnavailable, Refused):  # the next time, or the turn says it
-                    await self._use(name)
+                    await self._calls.run(self._store.use, name)
 
         using = asyncio.create_task(use())
         try:
