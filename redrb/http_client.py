@@ -6,6 +6,7 @@ Its work for a request does not grow with its connections; that of httpx grows w
 from __future__ import annotations
 
 import io
+import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +53,10 @@ class HttpReply:
 
     def json(self) -> Any:
         """Return the value of the body; raises ValueError if it is no JSON."""
-        return msgspec.json.decode(self.data)
+        try:
+            return msgspec.json.decode(self.data)
+        except msgspec.DecodeError:
+            return json.loads(self.data)  # servers in Python write NaN
 
 
 class Http:
