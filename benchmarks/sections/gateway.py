@@ -150,8 +150,11 @@ def _turn(tokens: int) -> Turn:
     half = tokens // 2
     ids = [(at * 7919) % 150_000 for at in range(half)]
     done = Generation(ids, [-0.693147 - at / 1e6 for at in range(half)], [1] * half, "stop")
-    digests, reply = {"request": b"r" * 16, "after": b"a" * 16}, b"a" * 4 * half
-    return Turn(parent=-1, given=ids, sampled=done, reply=reply, **digests)
+    message = {"role": "assistant", "content": "a" * 4 * half}
+    reply = {"id": "a" * 24, "created": 0, "message": message, "finish": "stop", "stop": None}
+    stored = json.dumps({**reply, "usage": [half, half]}).encode()
+    digests = {"request": b"r" * 16, "after": b"a" * 16}
+    return Turn(parent=-1, given=ids, sampled=done, reply=stored, **digests)
 
 
 def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, int]:
