@@ -53,7 +53,10 @@ class HttpReply:
 
     def json(self) -> Any:
         """Return the value of the body; raises ValueError if it is no JSON."""
-        return json.loads(self.data)
+        try:
+            return msgspec.json.decode(self.data)
+        except msgspec.DecodeError:
+            return json.loads(self.data)  # servers in Python write NaN
 
 
 class Http:

@@ -8,7 +8,6 @@ second are those of the processors, which all processes share.
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 from collections.abc import Sequence
@@ -31,15 +30,20 @@ from redrb.gateway.store import SessionStore, session_name
 from redrb.stream import ExperienceStream
 from redrb.train.engines import Generation
 
-AGENTS = (1, 10, 50, 200)
-QUICK_AGENTS = (1, 10)
-TOKENS = (100, 2000)
-TURNS = (1, 20)
-ROUND_TURNS = 400
-"""Least turns of a round."""
+Shape: TypeAlias = tuple[int, int, int]
+"""Agents, turns of a session, and sampled tokens of a turn."""
 
-MOST_TURNS, MOST_TOKENS = 400, 10**6
-"""Shapes whose rounds would have more are left out."""
+SHAPES: tuple[Shape, ...] = (
+    (1, 1, 100),  # the weakest: one agent, and one turn of a session
+    (1, 1, 2000),
+    (1, 20, 100),
+    (10, 20, 100),
+    (50, 1, 2000),
+    (200, 1, 100),
+)
+QUICK_SHAPES = SHAPES[:3]
+ROUND_TURNS = 100
+"""Least turns of a round."""
 
 OPEN = 2000
 """Open sessions whose memory is measured."""
@@ -53,18 +57,10 @@ LONGEST = 200
 SENT = 2**15
 """Bytes that a slow sender has sent of its body."""
 
-Shape: TypeAlias = tuple[int, int, int]
-"""Agents, turns of a session, and sampled tokens of a turn."""
-
 
 def run(options: Options) -> dict[str, Any]:
     """Return figures of each case, and bytes of sessions and connections."""
-    counts = QUICK_AGENTS if options.quick else AGENTS
-    shapes = [
-        (count, turns, tokens)
-        for count, turns, tokens in itertools.product(counts, TURNS, TOKENS)
-        if count * turns <= MOST_TURNS and count * turns * tokens <= MOST_TOKENS
-    ]
+    shapes = QUICK_SHAPES if options.quick else SHAPES
     number = OPEN // (20 if options.quick else 1)
     with private_server(options.server) as server, started([lambda: Worker(Engine)]) as [engine]:
         cases = _cases(options, server.url, _asked(engine, "url"), shapes)
@@ -154,8 +150,11 @@ def _turn(tokens: int) -> Turn:
     half = tokens // 2
     ids = [(at * 7919) % 150_000 for at in range(half)]
     done = Generation(ids, [-0.693147 - at / 1e6 for at in range(half)], [1] * half, "stop")
-    digests, reply = {"request": b"r" * 16, "after": b"a" * 16}, b"a" * 4 * half
-    return Turn(parent=-1, given=ids, sampled=done, reply=reply, **digests)
+    message = {"role": "assistant", "content": "a" * 4 * half}
+    reply = {"id": "a" * 24, "created": 0, "message": message, "finish": "stop", "stop": None}
+    stored = json.dumps({**reply, "usage": [half, half]}).encode()
+    digests = {"request": b"r" * 16, "after": b"a" * 16}
+    return Turn(parent=-1, given=ids, sampled=done, reply=stored, **digests)
 
 
 def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, int]:

@@ -100,7 +100,6 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
     from redrb.connection import connect
     from redrb.gateway.app import Gateway
     from redrb.gateway.chat import ChatServer
-    from redrb.gateway.serving import serve_gateway
     from redrb.gateway.store import SessionStore
     from redrb.stream import ExperienceStream
     from redrb.train.engines import EngineWeights
@@ -129,4 +128,4 @@ async def _serve(options: argparse.Namespace, listening: socket.socket, token: s
             public_url=options.public_url,
         )
         served = hosts if is_loopback(options.host) else ("*",)
-        await serve_gateway(gateway, chat, weights, listening, hosts=served, ready=ready)
+        await gateway.serve(listening, hosts=served, ready=ready)

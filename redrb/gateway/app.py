@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from redrb.connection.stop import Stop
 from redrb.errors import (
     AdmissionTimeout,
     ConfigError,
@@ -40,6 +42,7 @@ from redrb.gateway.chat import ChatServer
 from redrb.gateway.limits import Bodies, Threads, within
 from redrb.gateway.messages import (
     MOST_BYTES,
+    Ask,
     Json,
     Protocol,
     Refused,
@@ -48,25 +51,39 @@ from redrb.gateway.messages import (
     parsed,
 )
 from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
+from redrb.gateway.session import Session, Turn
 from redrb.gateway.store import SessionStore, session_name
-from redrb.gateway.turns import OnEdited, Turns
+from redrb.gateway.turns import Place, place_of, sampled
 from redrb.stream.assembly.calls import OnIncomplete
 from redrb.stream.worker import Worker
 from redrb.train.engines import EngineWeights
 from redrb.unpacking import Reading
+from redrb.watch.page.guard import is_token
+from redrb.watch.page.server import serve
 
 MOST_REWARD = 3e38
 """Largest reward, of either sign: samples have it as float32."""
 
+MOST_KNOWN = 2**14
+"""Most sessions of which a gateway knows that they live."""
+
+_SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
+"""Clients close their idle connections sooner, and send nothing on one that is being closed. What a
+request waits for without sampling is shorter than the grace, so no session begins unnoticed."""
+
 KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
 
-_STATUSES: dict[type[Exception], int] = {
-    **dict.fromkeys((ConfigError, RecordError, EncodeError), 400),
-    UnknownSession: 404,
-    SessionOver: 409,
-    AdmissionTimeout: 503,
-}
+_ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...] = (
+    ((ConfigError, RecordError, EncodeError), 400, ""),
+    (UnknownSession, 404, ""),
+    (SessionOver, 409, ""),
+    (AdmissionTimeout, 503, ""),
+    ((StoreUnavailable, StoreFull, StoreClosed), 503, limits.BUSY),
+    ((StoreError, DecodeError), 500, limits.BROKEN),
+    (RedrbError, 503, limits.BUSY),
+)
+"""Status of each error, the first that fits; and a text for those whose own may name hosts."""
 
 _log = logging.getLogger("redrb")
 
@@ -85,7 +102,7 @@ class _Ending(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Gateway:
-    """Answers requests; it keeps nothing of a session, so that any other one goes on with it.
+    """Answers requests; of a session it knows only that it is there: any other one goes on with it.
 
     Args:
         worker: Announces the gateway as a maker of the task.
@@ -102,16 +119,42 @@ class Gateway:
         worker: Worker,
         *,
         token: str = "",
-        on_edited: OnEdited = "branch",
+        on_edited: Literal["branch", "error"] = "branch",
         public_url: str = "",
     ) -> None:
         self._store, self._chat, self._weights, self._worker = store, chat, weights, worker
         self._token, self._public_url = token, public_url.rstrip("/")
+        self._may_branch = on_edited == "branch"
         worker.role, worker.engine, worker.weights_name = "maker", chat.engine, weights.name
         self._loaded, self._bodies, self._replies = asyncio.Event(), Bodies(), Replies()
         self._calls, self._opens, self._rewards = (Threads(limits.MOST_CALLS) for _ in range(3))
-        self._parsers = Threads(limits.MOST_PARSED)
-        self._turns = Turns(store, chat, self._calls, self._parsers, on_edited)
+        self._parsers, self._stop = Threads(limits.MOST_PARSED), Stop()
+        self._known: dict[str, float] = {}  # until when sessions that were used live on
+
+    async def serve(
+        self,
+        listening: socket.socket,
+        *,
+        hosts: Sequence[str],
+        ready: Callable[[], None] = lambda: None,
+        stopped: asyncio.Event | None = None,
+    ) -> None:
+        """Serve sessions until a signal comes, or `stopped` is set; then close server and weights.
+
+        Args:
+            listening: Socket of the server.
+            hosts: Values of the header Host that are served.
+            ready: Called when the server takes requests.
+            stopped: Ends it; signals are left to whoever sets it.
+
+        Raises:
+            RedrbError: The first weights could not be loaded.
+        """
+        try:
+            await serve(self.app(hosts), self, listening, ready, **_SERVED, stopped=stopped)
+        finally:
+            self._weights.close()
+            await self._chat.close()
 
     async def run(self) -> None:
         """Give each version of the weights to the server."""
@@ -121,7 +164,8 @@ class Gateway:
         await self._weights.follow()
 
     async def close(self) -> None:
-        """End nothing: requests in flight have a while to end."""
+        """Wait for no more rights; other requests in flight have a while to end."""
+        self._stop.ask("the gateway ends")
 
     def app(self, hosts: Sequence[str] = ("*",)) -> Starlette:
         """Return the application; `hosts` are values of the header Host that are served."""
@@ -145,74 +189,91 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._token and not hmac.compare_digest(given.encode("latin-1"), self._token.encode()):
+        if self._token and not is_token(given, self._token):
             raise Refused("the gateway's token is missing or wrong.", 401)
         key = request.headers.get("idempotency-key", "")
         if key and len(key) not in KEY_LENGTHS:
             raise Refused("Idempotency-Key: give 16 to 200 characters that nobody can guess.")
         async with self._bodies.of(request) as data:
-            body = known_in(parsed(data), _Opening)
+            options = msgspec.structs.asdict(known_in(parsed(data), _Opening))
         await self._until_loaded()
-        options = msgspec.structs.asdict(body) | {"wait_s": limits.WAIT_S}
         options["once"] = json.dumps([self._token, key]) if key else ""
-        opened = await self._opens.run(self._store.open, request=request, **options)
+        begin = partial(self._store.open, **options, wait_s=limits.WAIT_S, stop=self._stop)
+        opened = await self._opens.run(begin, request=request)
         if opened.version is not None:
             with suppress(TimeoutError):  # staleness is counted when the group is put
-                async with asyncio.timeout(limits.WAIT_S):
+                async with asyncio.timeout(limits.REACH_S):
                     await self._weights.reach(opened.version)
         if opened.is_new and await request.is_disconnected():  # nobody gets to know it
-            await self._calls.run(self._store.drop, opened.name, unless_shared=True)
+            await self._calls.run(partial(self._store.drop, opened.name, unless_shared=True))
         base = self._public_url or str(request.base_url).rstrip("/")
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
         return JSONResponse(found, 201)
 
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
-        name = await self._used(request)
+        name = await self._used(request, known=True)
         key = request.headers.get("idempotency-key", "")
         async with self._bodies.of(request) as data:
-            ask = await self._parsers.run(ask_of, protocol, data, key=key)
-        session = await self._calls.run(self._store.read, name)
-        if ask.model != self._chat.model:
-            raise Refused(f"model={ask.model!r:.80}: this gateway samples {self._chat.model!r}.")
-        turn = next((each for each in session.turns if each.request == ask.request), None)
-        if turn is None:
+            threads = self._calls if len(data) < limits.LONG_BYTES else self._parsers
+            ask, session, found = await threads.run(self._found, name, protocol, data, key)
+        if isinstance(found, Place):
             await self._until_loaded()
+            may = self._may_branch
             async with self._in_use(name):
-                turn = await self._turns.sample(session, ask)
-            self._worker.weight_version = max(turn.sampled.versions)
+                made = await sampled(self._chat, session, ask, found, may_branch=may)
+                append = partial(self._store.append, may_branch=may)
+                found = await self._calls.run(append, session, made)
+            self._worker.weight_version = max(found.sampled.versions)
         with Reading("the reply of a turn"):
-            reply, done = Reply(ask, json.loads(turn.reply)), turn.sampled
+            reply, done = Reply(ask, json.loads(found.reply)), found.sampled
         if ask.return_token_ids:
-            reply.tokens = {
-                "token_ids": done.tokens,
-                "token_log_probs": done.log_probs,
-                "token_versions": done.versions,
-            }
+            reply.tokens = {"token_ids": done.tokens, "token_versions": done.versions}
+            reply.tokens["token_log_probs"] = done.log_probs
         if ask.stream:
             return self._replies.of(b"".join(reply.events()), "text/event-stream")
         return self._replies.of(json.dumps(reply.body()).encode(), "application/json")
+
+    def _found(
+        self, name: str, protocol: Protocol, data: bytes, key: str
+    ) -> tuple[Ask, Session, Place | Turn]:
+        """Return a request, its session, and the turn that answers it or the place of this turn."""
+        ask, session = ask_of(protocol, data, key=key), self._store.read(name)
+        if ask.model != self._chat.model:
+            raise Refused(f"model={ask.model!r:.80}: this gateway samples {self._chat.model!r}.")
+        turn = next((each for each in session.turns if each.request == ask.request), None)
+        return ask, session, turn or place_of(session, ask)
 
     async def _models(self, request: Request) -> Response:
         await self._used(request)
         return JSONResponse(models_of(self._chat.model))
 
     async def _reward(self, request: Request) -> Response:
-        name = await self._used(request)
+        name = await self._used(request, known=True)
         async with self._bodies.of(request) as data:
-            body = known_in(parsed(data), _Ending)
-        options = msgspec.structs.asdict(body)
-        return JSONResponse({"group": await self._rewards.run(self._store.reward, name, **options)})
+            options = msgspec.structs.asdict(known_in(parsed(data), _Ending))
+        put = partial(self._store.reward, name, **options)
+        return JSONResponse({"group": await self._rewards.run(put)})
 
     async def _drop(self, request: Request) -> Response:
         name = await self._used(request)
         await self._calls.run(self._store.drop, name)
+        self._known.pop(name, None)
         return Response(status_code=204)
 
-    async def _used(self, request: Request) -> str:
-        """Return the name of a request's session, which lives on, or raise UnknownSession."""
-        name = session_name(*request.path_params.values())
-        await self._calls.run(self._store.use, name)
+    async def _used(self, request: Request, *, known: bool = False) -> str:
+        """Return the name of a request's session, which lives on, or raise UnknownSession.
+
+        Args:
+            known: It need not be looked for while it surely lives: it is read after the body.
+        """
+        name, now = session_name(*request.path_params.values()), time.monotonic()
+        if not known or self._known.get(name, 0.0) < now:
+            await self._calls.run(self._store.use, name)
+            self._known.pop(name, None)
+            self._known[name] = now + self._store.timeout_s / 3
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         return name
 
     @asynccontextmanager
@@ -240,25 +301,19 @@ class Gateway:
 
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error in the protocol's form."""
-    known = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    status, text = next(known, 0), str(error)
     match error:
         case Refused():
-            status = error.status
+            status, text = error.status, str(error)
         case HTTPException():
             status, text = error.status_code, error.detail
         case EngineError() if error.is_refusal:
-            status, text = 400, text.replace(error.where, "")
-    if not status:  # the text may name hosts
-        status, text = (500, limits.BROKEN) if _lasts(error) else (503, limits.BUSY)
-        _log.warning("a request gets status %d: %s", status, error)
+            status, text = 400, str(error).replace(error.where, "")
+        case _:
+            status, text = next(each[1:] for each in _ANSWERS if isinstance(error, each[0]))
+            if text:
+                _log.warning("a request gets status %d: %s", status, error)
     # OpenAI's and Anthropic's SDKs would repeat a request with status 409
     pause = "0" if isinstance(error, AdmissionTimeout) else "5"  # it has waited
     headers = {503: {"retry-after": pause}, 409: {"x-should-retry": "false"}}.get(status)
-    return JSONResponse(error_of(request.url.path, status, text), status, headers)
-
-
-def _lasts(error: Exception) -> bool:
-    """Whether a request that is sent again would meet the same error of Redis."""
-    passes = (StoreUnavailable, StoreFull, StoreClosed)
-    return isinstance(error, StoreError | DecodeError) and not isinstance(error, passes)
+    body = error_of(request.url.path, status, text or str(error))
+    return JSONResponse(body, status, headers)

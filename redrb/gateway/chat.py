@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -127,33 +126,18 @@ class ChatServer:
         most = min(each for each in (ask.max_tokens, self.max_tokens, room) if each)
         return await self.engine.generate(tokens, max_new_tokens=most, **sampling)
 
-    async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> Json:
+    async def reply(self, ask: Ask, tokens: list[int], done: Generation) -> tuple[Json, str]:
         """Return the reply that sampled tokens are; if no parser takes them, it is their text.
 
         Returns:
             `message` in OpenAI's form, also of a text; `finish`; `stop`, the word that ended it, or
-            None; `usage`; `whole`, the content with that word, and a NUL if a token ended it.
+            None; and `usage`. Then the content with that word, and a NUL if a token ended it.
         """
         choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
         response = {"choices": [choice], "prompt_token_ids": tokens}
-        body: Json = {"model": self.model, "generate_responses": [response]}
-        request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
-        chat = {"model": self.model, "generate_response": response, "chat_request": request}
-
-        async def parse() -> Json:
-            try:
-                return await self._http.request(f"{_PATHS['chat']}/derender", chat)
-            except EngineError as error:
-                if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
-                    raise
-                _log.warning("a reply that cannot be parsed is given as its text: %s", error)
-                return {}
-
-        found = {} if ask.prompt else await self.engine.repeated(parse)
-        found = found or await self._asked("/v1/completions/derender", body)
         try:
-            [choice] = found["choices"]
-            told = choice.get("message") or {"content": choice["text"]}
+            [found] = (await self._derendered(ask, response))["choices"]
+            told = found.get("message") or {"content": found["text"]}
             content = str(told["content"] or "")
         except (KeyError, TypeError, ValueError) as error:
             raise self._malformed("a reply") from error
@@ -166,17 +150,30 @@ class ChatServer:
             "id": secrets.token_hex(12),
             "created": int(time.time()),
             "message": message,
-            "whole": content + "\0" * (done.finish == "stop" and word is None),
             "finish": "tool_calls" if calls else done.finish,
             "stop": word,
             "usage": [len(tokens), len(done.tokens)],
-        }
+        }, content + "\0" * (done.finish == "stop" and word is None)
+
+    async def _derendered(self, ask: Ask, response: Json) -> Json:
+        """Return the parsed reply to a chat, or the text of one that no parser takes."""
+        if not ask.prompt:
+            request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
+            chat = {"model": self.model, "generate_response": response, "chat_request": request}
+            try:
+                return await self._asked(f"{_PATHS['chat']}/derender", chat)
+            except EngineError as error:
+                if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
+                    raise
+                _log.warning("a reply that cannot be parsed is given as its text: %s", error)
+        body = {"model": self.model, "generate_responses": [response]}
+        return await self._asked("/v1/completions/derender", body)
 
     async def _asked(self, path: str, body: Json) -> Json:
         return await self.engine.repeated(partial(self._http.request, path, body))
 
     def _tokens(self, found: Any) -> list[int]:
-        if not isinstance(found, list) or not all(type(each) is int for each in found):
+        if not isinstance(found, list) or not {*map(type, found)} <= {int}:
             raise self._malformed("token ids")
         return found
 
@@ -195,19 +192,15 @@ def following(
         changed: The prompt with other messages after the reply.
         last: The reply's last sampled token: if it is the end of its turn, it is not repeated.
     """
-    count = _common(reversed(one), reversed(other))
-    tail, shown = one[len(one) - count :], whole[len(whole) - count :]
-    is_all = _common(whole, changed) >= len(whole) - count  # else some stands before the end
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    at = max(0, len(whole) - count)
+    tail, shown = one[len(one) - count :], whole[at:]
+    is_all = whole[:at] == changed[:at]  # else some stands before the end
     if not tail or len(tail) == len(one) or shown[1:] != tail[1:] or not is_all:
         return None
     # turns may end with a token of their own, such as those with calls
     return shown[1:] if last in (tail[0], shown[0]) else shown
-
-
-def _common(one: Iterable[int], other: Iterable[int]) -> int:
-    """Return how many tokens at the begin are the same."""
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _changed(content: Any) -> Any:

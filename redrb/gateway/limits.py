@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar
 
-import anyio.to_thread
-from anyio import CapacityLimiter
 from starlette.requests import ClientDisconnect, Request
 
 from redrb.gateway.messages import Refused
@@ -18,7 +16,10 @@ MOST_CALLS = 64
 """Most calls of a kind at the same time: those of turns, opens, and rewards."""
 
 MOST_PARSED = 4
-"""Most requests that are parsed, or whose history is looked for, at the same time."""
+"""Most requests with a long body that are parsed at the same time."""
+
+LONG_BYTES = 2**16
+"""Bytes of a long body; shorter ones are parsed by any thread."""
 
 SMALL_BYTES = 2**20
 """Largest body that opens or ends a session: each sample gets a copy."""
@@ -30,8 +31,10 @@ BODY_S = 60.0
 """Seconds in which the body of a request must come."""
 
 WAIT_S = 10.0
-"""Seconds for which a request waits for the first weights, a right, the weights of its right, or
-behind others."""
+"""Seconds for which a request waits for the first weights, a right, or behind others."""
+
+REACH_S = 5.0
+"""Seconds for which a session waits for the weights of its right."""
 
 BUSY = "the gateway cannot answer now: send the request again."
 BROKEN = "Redis refuses this, and would again: the gateway's log says why."
@@ -53,16 +56,14 @@ class Threads:
     """Calls at the same time, in threads; further ones wait for a place."""
 
     def __init__(self, most: int) -> None:
-        self._places = asyncio.Semaphore(most)
+        self._places, self._threads = asyncio.Semaphore(most), ThreadPoolExecutor(most)
 
-    async def run(
-        self, call: Callable[..., T], *given: Any, request: Request | None = None, **options: Any
-    ) -> T:
+    async def run(self, call: Callable[..., T], *given: Any, request: Request | None = None) -> T:
         """Return the result of a call; the end of the gateway does not wait for it.
 
         Args:
             call: It may block.
-            given, options: Arguments of the call.
+            given: Arguments of the call.
             request: The call is not begun if it has nobody who waits for its reply any more.
         """
         async with within(WAIT_S, BUSY):
@@ -70,9 +71,7 @@ class Threads:
         try:
             if request is not None and await request.is_disconnected():
                 raise Refused(BUSY, 503)
-            asked = partial(call, *given, **options)
-            own = CapacityLimiter(1)
-            return await anyio.to_thread.run_sync(asked, abandon_on_cancel=True, limiter=own)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *given)
         finally:
             self._places.release()
 

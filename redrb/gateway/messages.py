@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -92,13 +93,24 @@ class Ask(msgspec.Struct, kw_only=True):
     sampling: Json = {}
 
 
-_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids"}
-
-_TEMPLATE: dict[Protocol, set[str]] = {
-    "chat": {"tools", "tool_choice", "chat_template_kwargs", "reasoning_effort"},
-    "text": set(),
-    "messages": {"system", "tools", "tool_choice", "thinking"},
-}
+_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("chat text messages", "", "model max_tokens stream metadata service_tier"),
+    ("chat text messages", "sampling", "temperature top_p top_k"),
+    ("chat text", "sampling", "min_p seed stop_token_ids"),
+    ("chat text", "", "stop stream_options return_token_ids"),
+    ("chat text", "", "user safety_identifier prompt_cache_key"),
+    ("chat text", "", "n best_of repetition_penalty presence_penalty frequency_penalty"),
+    ("chat text", "", "top_logprobs echo store logprobs parallel_tool_calls logit_bias suffix"),
+    ("chat text", "", "response_format"),
+    ("chat messages", "template", "tools tool_choice"),
+    ("chat", "template", "chat_template_kwargs reasoning_effort"),
+    ("messages", "template", "system thinking"),
+    ("chat messages", "", "messages"),
+    ("chat", "", "max_completion_tokens"),
+    ("messages", "", "stop_sequences"),
+    ("text", "", "prompt"),
+)
+"""Fields of bodies: the protocols that have them, and who gets them as they are."""
 
 _TAKEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of", "repetition_penalty"), (1,)),
@@ -113,18 +125,6 @@ _TAKEN: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default", "standard_only"),
 }
 """Fields with the values that change neither what is sampled nor how much; others are refused."""
-
-_SHARED = {"model", "max_tokens", "stream", "metadata", "service_tier"}
-_OPENAI = {*_SHARED, *_SAMPLING, *_TAKEN} - {"tool_choice", "thinking"} | {
-    *("stop", "stream_options", "return_token_ids"),
-    *("user", "safety_identifier", "prompt_cache_key"),
-}
-_FIELDS: dict[Protocol, set[str]] = {
-    "chat": _OPENAI | _TEMPLATE["chat"] | {"messages", "max_completion_tokens"},
-    "text": _OPENAI | {"prompt"},
-    "messages": {*_SHARED, *_TEMPLATE["messages"], "messages", "stop_sequences"}
-    | {"temperature", "top_p", "top_k"},
-}
 
 _APART = {"role", "content", "tool_calls"}
 _WITHOUT_EFFECT = {"reasoning", "reasoning_content", "refusal", "annotations", "audio"}
@@ -158,6 +158,13 @@ def known_in(body: Json, kind: type[T]) -> T:
         raise Refused(f"{error}.") from error
 
 
+@cache
+def _fields(protocol: Protocol, use: str = "") -> set[str]:
+    """Return the fields of a protocol, or those of them that have a use."""
+    rows = (row for row in _FIELDS if protocol in row[0].split() and use in row[1])
+    return {name for row in rows for name in row[2].split()}
+
+
 def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
     """Return the request in a body, or raise `Refused`.
 
@@ -165,7 +172,7 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
         key: The header Idempotency-Key: with another one, the same body is another request.
     """
     body = parsed(data)
-    unknown = sorted(body.keys() - _FIELDS[protocol])
+    unknown = sorted(body.keys() - _fields(protocol))
     unknown += [name for name in body.keys() & _TAKEN.keys() if body[name] not in _TAKEN[name]]
     if unknown:
         raise Refused(
@@ -181,8 +188,8 @@ def ask_of(protocol: Protocol, data: bytes, *, key: str = "") -> Ask:
         raise Refused("the last message is the model's: a reply cannot be continued.")
     whole = {name: body[name] for name in body.keys() - {"stream", "stream_options"}}
     ask.protocol, ask.request = protocol, _digest(b"", [protocol, key, whole])
-    ask.template = {name: body[name] for name in body.keys() & _TEMPLATE[protocol]}
-    ask.sampling = {name: body[name] for name in body.keys() & _SAMPLING}
+    ask.template = {name: body[name] for name in body.keys() & _fields(protocol, "template")}
+    ask.sampling = {name: body[name] for name in body.keys() & _fields(protocol, "sampling")}
     default = TEXT_TOKENS if ask.prompt else None
     ask.max_tokens = ask.max_completion_tokens or ask.max_tokens or default
     ask.stop = [ask.stop] if isinstance(ask.stop, str) else ask.stop or ask.stop_sequences

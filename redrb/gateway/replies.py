@@ -117,14 +117,9 @@ class Reply:
         if text := message["content"]:
             yield {"type": "text", "text": text}
         for call in message.get("tool_calls", ()):
-            value = value_of(call["function"]["arguments"])
+            name, value = call["function"]["name"], value_of(call["function"]["arguments"])
             value = value if isinstance(value, dict) else {"arguments": value}
-            yield {
-                "type": "tool_use",
-                "id": call["id"],
-                "name": call["function"]["name"],
-                "input": value,
-            }
+            yield {"type": "tool_use", "id": call["id"], "name": name, "input": value}
 
     def _message_events(self) -> Iterator[Json]:
         begin = {**self._head(), "role": "assistant", "content": [], "stop_reason": None}

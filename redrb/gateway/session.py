@@ -91,8 +91,11 @@ class Session(msgspec.Struct, kw_only=True):
 
     def tokens(self, turn: int) -> list[int]:
         """Return all tokens up to the end of a turn, as the engine had them; none for -1."""
-        turns = [self.turns[each] for each in self.path(turn)]
-        return [token for each in turns for token in (*each.given, *each.sampled.tokens)]
+        found: list[int] = []
+        for each in self.path(turn):
+            found += self.turns[each].given
+            found += self.turns[each].sampled.tokens
+        return found
 
     def items(self, reward: float, extras: Mapping[str, Any] | None = None) -> list[BufferItem]:
         """Return a sample for each turn that none goes on from, in the order of these turns.

@@ -19,6 +19,7 @@ from redrb.codec import encode_groups
 from redrb.codec.wire import MAX_SAMPLES
 from redrb.connection.client import Request
 from redrb.connection.deadline import Deadline
+from redrb.connection.stop import Stop
 from redrb.connection.transport import Pipeline, Replication, Reply, without_errors
 from redrb.errors import (
     AdmissionTimeout,
@@ -122,6 +123,7 @@ class SessionStore(Closing):
         on_incomplete: OnIncomplete = "drop",
         wait_s: float,
         once: str = "",
+        stop: Stop | None = None,
     ) -> Opened:
         """Begin a session: the next of the group that sessions of this prompt are filling.
 
@@ -137,6 +139,7 @@ class SessionStore(Closing):
             wait_s: Seconds to wait for a right; 0 looks once.
             once: A secret of the caller: the same call with it finds the session that it has begun,
                 at any gateway, until that is dropped or expires. "": each call begins one.
+            stop: Ends the wait when it is asked.
 
         Raises:
             ConfigError: An argument is not usable, or the task never gives a right.
@@ -161,7 +164,7 @@ class SessionStore(Closing):
         name, ttl_ms = session_name(id_, secret), self._ttl_ms
         call = OpenSession(session=name, head=head, group=group, tags=named, ttl_ms=ttl_ms)
         wait_s = checked_number("wait_s", wait_s)
-        with Deadline(wait_s):
+        with Deadline(wait_s, stop=stop):
             reply = self._opened(call)
             if reply.outcome == "unadmitted":
                 reply = self._admitted(call, min(wait_s, threading.TIMEOUT_MAX))
@@ -212,20 +215,16 @@ class SessionStore(Closing):
 
         def read(replies: list[Reply]) -> Turn:
             done, confirmed = self._replication.divide(replies)
-            [(outcome, *first)] = without_errors(done)
-            match call.read(outcome):
-                case "unknown":
-                    raise UnknownSession
-                case "edited":
-                    raise Edited
-                case "over" | "full" as reason:
-                    raise SessionOver(session.id, reason)
-                case "known":
-                    found = decode_turn(first[0], MOST_TURNS)
-                case "stored":
-                    found = turn
+            [(packed, *first)] = without_errors(done)
+            outcome = call.read(packed)
+            if outcome == "unknown":
+                raise UnknownSession
+            if outcome == "edited":
+                raise Edited
+            if outcome in ("over", "full"):
+                raise SessionOver(session.id, outcome)
             self._replication.check(confirmed)
-            return found
+            return decode_turn(first[0], MOST_TURNS) if outcome == "known" else turn
 
         with Deadline(), Reading("the reply to a turn"):
             return Request(store.client, made, read).result()

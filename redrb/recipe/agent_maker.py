@@ -146,14 +146,13 @@ class AgentRecipeMaker(Entered):
     ) -> None:
         """Serve the agents' requests until the agents have ended, or are to end."""
         from redrb.gateway.app import Gateway
-        from redrb.gateway.serving import serve_gateway
 
         recipe, over, token = self._recipe, asyncio.Event(), secrets.token_urlsafe(32)
         weights = ServedWeights(self._client, recipe, chat.engine, self.fail)
         self._report = EpisodeReport(self, weights, recipe.prompts_per_step, self._write)
         gateway = Gateway(self._store, chat, weights, self._worker, token=token)
-        served = (gateway, chat, weights, listening)
-        serving = asyncio.create_task(serve_gateway(*served, hosts=["127.0.0.1"], stopped=over))
+        served = gateway.serve(listening, hosts=["127.0.0.1"], stopped=over)
+        serving = asyncio.create_task(served)
         renewing = asyncio.create_task(self._renew())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with JobEnd(weights, (), self._stop).watching():

@@ -118,7 +118,7 @@ class Lane:
         before = self.killed
         if point is not None:
             self.fuse.arm(point)
-        found = asyncio.run(agent(self.url, prompt, 2))
+        found = asyncio.run(agent(self.url, prompt, 3))
         self.fuse.arm(-1)
         if self.killed > before:
             self._next = self._starter.submit(self._started)

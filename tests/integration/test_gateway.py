@@ -916,3 +916,48 @@ def test_a_gateway_whose_engine_is_away_says_so_to_those_who_look(gateway, serve
         server.start()
         asking.result(60)
     assert waits_for() == ("", server.url)
+
+
+def test_the_end_of_a_gateway_waits_for_no_right_and_leaves_no_session(
+    server, client, publish, namespace
+):
+    settings = {"max_staleness": 0, "groups_per_version": 1, "weights": "trainer_0"}
+    with ExperienceStream(client, "agents", namespace=namespace, **settings) as stream:
+        one = GatewayProcess(server.redis_url, server.url, namespace=namespace)
+        opened(one.url)  # takes the only right
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(HTTP.post, f"{one.url}/sessions", json={"prompt": "q"})
+            while not stream.stats().admission.waiting:
+                time.sleep(0.01)
+            began = time.monotonic()
+            assert one.end() == (0, "")
+            assert time.monotonic() - began < 5
+            assert waiting.result(30).status_code == 503
+        stats = stream.stats()
+        assert (stats.admission.granted, stats.sessions.open) == (1, 1)
+
+
+def test_a_session_that_was_used_is_not_looked_for_before_each_body(gateway, server, monkeypatch):
+    monkeypatch.setattr("redrb.gateway.app.MOST_KNOWN", 1)
+    store, used = gateway.gateway._store, []
+    use = store.use
+
+    def noted(name: str) -> None:
+        used.append(name)
+        use(name)
+
+    monkeypatch.setattr(store, "use", noted)
+    one, other = opened(gateway.url), opened(gateway.url, "q")
+    first = asked(one, [user("1")])["choices"][0]["message"]
+    asked(one, [user("1"), first, *tool_results(first, "4"), user("2")])
+    assert len(used) == 1
+    asked(other, [user("1")])
+    asked(one, [user("3")])
+    assert used == [used[0], used[1], used[0]]  # of one session only it knows that it is there
+    store.drop(used[0])  # as another gateway does
+    body = {"model": MODEL, "messages": [user("1")]}
+    failed(404, f"{one}/v1/chat/completions", body)
+    failed(404, f"{one}/reward", {"reward": 1})
+    assert HTTP.delete(other).status_code == 204
+    failed(404, f"{other}/v1/messages", {**body, "max_tokens": 2})
+    assert len(used) == 5

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.watch.groups.choice import Choice
@@ -142,6 +144,20 @@ def test_requeue_needs_the_token(headers: dict[str, str]) -> None:
     answer = answers("POST", "/api/requeue", groups, json=LETTERS, headers=headers)
     assert answer.status_code == 403
     assert not groups.asked
+
+
+def test_a_token_may_have_any_letters() -> None:
+    groups, token = NotedRequests(), "clé 鍵"
+    app = make_app(Feed(StillObserver(None)), groups, token=token)
+
+    async def ask(given: str) -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            headers = {TOKEN_HEADER: given.encode()}
+            return (await client.post("/api/requeue", json=LETTERS, headers=headers)).status_code
+
+    assert asyncio.run(ask(token + "é")) == 403
+    assert asyncio.run(ask(token)) == 200
 
 
 def test_requeue_is_a_post_with_the_token() -> None:
@@ -344,6 +360,75 @@ def test_silent_connections_do_not_shut_others_out() -> None:
         await serving
 
     asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+class Unseen(set[Any]):
+    """Connections that nobody looks through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class Written(asyncio.Transport):
+    """Takes what is written; notes whether it was aborted."""
+
+    aborted = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+def test_a_new_connection_looks_at_no_others_and_closes_the_one_that_has_waited_longest() -> None:
+    async def main() -> None:
+        ends = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await ends.wait()
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        kind = type("_Connection", (server._Connection,), {"idle": {}})
+        config = uvicorn.Config(app, http=kind, limit_concurrency=5, lifespan="off")
+        config.load()
+        state = ServerState()
+        state.connections = Unseen()
+        made: list[tuple[Any, Written]] = []
+
+        def connect() -> None:
+            made.append((kind(config, state, {}), Written()))
+            made[-1][0].connection_made(made[-1][1])
+
+        def aborted() -> list[int]:
+            return [number for number, (_, each) in enumerate(made) if each.aborted]
+
+        for _ in range(4):
+            connect()
+        for protocol, _ in made[:2]:
+            protocol.data_received(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        connect()
+        assert aborted() == [2]
+        made[2][0].connection_lost(None)
+        ends.set()
+        while len(kind.idle) < 4:  # both have their responses
+            await asyncio.sleep(0)
+        connect()
+        assert aborted() == [2, 3]  # those with a response have waited less
+        made[4][0].connection_lost(None)
+        connect()
+        connect()
+        assert aborted() == [0, 2, 3]
+        assert len(kind.idle) == len(state.connections) == 4
+
+    asyncio.run(main())
 
 
 def test_requests_that_wait_for_redis_do_not_hold_up_events() -> None:

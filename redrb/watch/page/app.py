@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.watch.page.feed import MOST_PAGES, Feed, encoded
 from redrb.watch.page.groups import TaskGroups, body_of, group_choice, letter_choice
-from redrb.watch.page.guard import Guard, has_token
+from redrb.watch.page.guard import TOKEN_HEADER, Guard, is_token
 
 MOST_CALLS = 8
 """Most calls that wait for Redis at the same time; further requests wait for a place."""
@@ -57,7 +57,7 @@ def make_app(
         return await in_thread(partial(groups.letters, task))
 
     async def requeue(request: Request) -> Response:
-        if not has_token(request, token):
+        if not is_token(request.headers.get(TOKEN_HEADER, ""), token):
             return JSONResponse({"error": "the token is missing or wrong."}, 403)
         wanted = letter_choice(await body_of(request))
         return await in_thread(lambda: {"requeued": groups.requeue(wanted)})

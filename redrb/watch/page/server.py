@@ -19,8 +19,8 @@ from redrb.errors import ConfigError
 from redrb.words import bracketed
 
 MOST_CONNECTIONS = 256
-"""Most open connections of the page. Another one closes the oldest without a request; if all have
-one, requests get status 503."""
+"""Most open connections of the page. Another one closes the one that has waited longest without a
+request; if all have one, requests get status 503."""
 
 
 OTHER_FILES = 2048
@@ -87,7 +87,7 @@ async def serve(
             timeout_graceful_shutdown=grace_s,
             timeout_keep_alive=idle_s,
             limit_concurrency=connections,
-            http=_Connection,
+            http=type("_Connection", (_Connection,), {"idle": {}}),  # of this server
         )
     )
     if stopped is None:
@@ -127,26 +127,47 @@ def _allow_files(count: int) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection that makes room for another one while it has no request."""
+    """A connection that makes room for another one while it has no request.
+
+    Attributes:
+        idle: The connections of the server without a request, the one that has waited longest
+            first.
+    """
+
+    idle: dict[_Connection, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close the oldest connection without a request if there are too many."""
+        """Close the connection that has waited longest if there are too many."""
         super().connection_made(transport)
-        self.made_at = self.loop.time()
-        idle = [
-            each
-            for each in self.connections
-            if isinstance(each, _Connection) and each.is_idle and each is not self
-        ]
-        if len(self.connections) >= (self.limit_concurrency or 0) and idle:
-            oldest = min(idle, key=lambda each: each.made_at)
+        if len(self.connections) >= (self.limit_concurrency or 0) and self.idle:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
             self.connections.discard(oldest)
             oldest.transport.abort()
+        self._note()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits for a request, or for the rest of one's head."""
-        return self.cycle is None or self.cycle.response_complete
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that it waits for nothing any more."""
+        super().connection_lost(exc)
+        self.idle.pop(self, None)
+
+    def handle_events(self) -> None:
+        """Note whether a request has begun."""
+        super().handle_events()
+        self._note()
+
+    def on_response_complete(self) -> None:
+        """Note that it waits for a request."""
+        super().on_response_complete()
+        self._note()
+
+    def _note(self) -> None:
+        """Note whether it waits for a request, or for the rest of one's head."""
+        done = self.cycle is None or self.cycle.response_complete
+        if done and not self.transport.is_closing():
+            self.idle.setdefault(self)
+        else:
+            self.idle.pop(self, None)
 
 
 class _Server(uvicorn.Server):

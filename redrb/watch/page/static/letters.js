@@ -62,6 +62,7 @@ function render() {
 async function requeue() {
   const token = sessionStorage.getItem("redrb-token") || (await ask());
   if (!token) return;
+  const bytes = String.fromCharCode(...new TextEncoder().encode(token)); // headers have no other letters
   const byGroup = new Map();
   for (const letter of known.letters) {
     if (known.chosen.has(keyOf(letter))) byGroup.set(letter.group, [...(byGroup.get(letter.group) || []), letter.id]);
@@ -71,7 +72,7 @@ async function requeue() {
     let answer, data;
     try {
       answer = await fetch("api/requeue", {
-        method: "POST", signal: AbortSignal.timeout(ANSWER_MS), headers: { "X-Redrb-Token": token }, body: JSON.stringify({ task: known.task, group, ids }),
+        method: "POST", signal: AbortSignal.timeout(ANSWER_MS), headers: { "X-Redrb-Token": bytes }, body: JSON.stringify({ task: known.task, group, ids }),
       });
       data = await answer.json();
     } catch {
