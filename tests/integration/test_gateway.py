@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import random
 import resource
@@ -31,6 +32,7 @@ from tests.scenes import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 HTTP = httpx.Client(timeout=60)
+atexit.register(HTTP.close)
 MODELS = {seed: tiny_model(seed) for seed in range(1, 4)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ TOLERANCE = 0.05
 NAME = "trainer_0"
 TEMPLATES = Path(str(getattr(find_spec("trl"), "origin", ""))).parent / "chat_templates"
 HTTP = httpx.Client(timeout=120)
+atexit.register(HTTP.close)
 
 
 @pytest.fixture
