@@ -128,6 +128,7 @@ class ChatBackend(BackendServer):
         refuses: Text of a message with which requests to render are refused, "": none.
         scales: Whether it has the calls.
         fails: Status that answers the next request to a path.
+        always_fails: Status that answers each request to a path.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -136,6 +137,7 @@ class ChatBackend(BackendServer):
         self.refuses = ""
         self.scales = True
         self.fails: dict[str, int] = {}
+        self.always_fails: dict[str, int] = {}
         self.most = 8192
         self._replies = 0
 
@@ -153,7 +155,7 @@ class ChatBackend(BackendServer):
             added = {}
         counted: Any = super()._count
         try:
-            if status := self.fails.pop(request.path, None):
+            if status := self.fails.pop(request.path, self.always_fails.get(request.path)):
                 return web.json_response({"error": {"message": "it fails"}}, status=status)
             return await counted(request, added.get(request.path, handler))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

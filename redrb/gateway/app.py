@@ -52,7 +52,7 @@ from redrb.gateway.messages import (
 )
 from redrb.gateway.replies import PROTOCOLS, Replies, Reply, error_of, models_of
 from redrb.gateway.session import Session, Turn
-from redrb.gateway.store import SessionStore, session_name
+from redrb.gateway.store import Opened, SessionStore, session_name
 from redrb.gateway.turns import Place, place_of, sampled
 from redrb.stream.assembly.calls import OnIncomplete
 from redrb.stream.worker import Worker
@@ -68,8 +68,9 @@ MOST_KNOWN = 2**14
 """Most sessions of which a gateway knows that they live."""
 
 _SERVED = {"connections": 4096, "grace_s": 10, "idle_s": 75}
-"""Clients close their idle connections sooner, and send nothing on one that is being closed. What a
-request waits for without sampling is shorter than the grace, so no session begins unnoticed."""
+"""Clients close their idle connections sooner, and send nothing on one that is being closed. No
+session begins after the signal, and what its request waits for then is shorter than the grace: it
+gets an answer, or drops the session."""
 
 KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
@@ -198,8 +199,7 @@ class Gateway:
             options = msgspec.structs.asdict(known_in(parsed(data), _Opening))
         await self._until_loaded()
         options["once"] = json.dumps([self._token, key]) if key else ""
-        begin = partial(self._store.open, **options, wait_s=limits.WAIT_S, stop=self._stop)
-        opened = await self._opens.run(begin, request=request)
+        opened = await self._opens.run(partial(self._begun, options), request=request)
         if opened.version is not None:
             with suppress(TimeoutError):  # staleness is counted when the group is put
                 async with asyncio.timeout(limits.REACH_S):
@@ -210,6 +210,11 @@ class Gateway:
         url = f"{base}/s/{opened.id}.{opened.secret}/v1"
         found = {"id": opened.id, "url": url, "weight_version": opened.version}
         return JSONResponse(found, 201)
+
+    def _begun(self, options: Json) -> Opened:
+        if self._stop:
+            raise Refused(limits.BUSY, 503)
+        return self._store.open(**options, wait_s=limits.WAIT_S, stop=self._stop)
 
     async def _turn(self, protocol: Protocol, request: Request) -> Response:
         name = await self._used(request, known=True)
@@ -271,7 +276,8 @@ class Gateway:
         if not known or self._known.get(name, 0.0) < now:
             await self._calls.run(self._store.use, name)
             self._known.pop(name, None)
-            self._known[name] = now + self._store.timeout_s / 3
+            timeout_s, until_read_s = self._store.timeout_s, limits.BODY_S + limits.WAIT_S
+            self._known[name] = now + min(timeout_s / 3, timeout_s - until_read_s)
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
         return name

@@ -160,14 +160,21 @@ class ChatServer:
         if not ask.prompt:
             request = {**_template(ask), "messages": [{"role": "user", "content": ""}]}
             chat = {"model": self.model, "generate_response": response, "chat_request": request}
-            try:
-                return await self._asked(f"{_PATHS['chat']}/derender", chat)
-            except EngineError as error:
-                if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
-                    raise
-                _log.warning("a reply that cannot be parsed is given as its text: %s", error)
+            found = await self.engine.repeated(partial(self._parsed, chat))
+            if found is not None:
+                return found
         body = {"model": self.model, "generate_responses": [response]}
         return await self._asked("/v1/completions/derender", body)
+
+    async def _parsed(self, chat: Json) -> Json | None:
+        """Return the parsed reply to a chat; None: the server's parser does not take it."""
+        try:
+            return await self._http.request(f"{_PATHS['chat']}/derender", chat, last=True)
+        except EngineError as error:
+            if not (error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR):
+                raise
+            _log.warning("a reply that cannot be parsed is given as its text: %s", error)
+            return None
 
     async def _asked(self, path: str, body: Json) -> Json:
         return await self.engine.repeated(partial(self._http.request, path, body))

@@ -857,12 +857,14 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(gateway, server, stre
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream, status):
+def test_a_reply_that_no_parser_takes_is_its_text(gateway, server, stream, status, caplog):
     session = opened(gateway.url)
-    server.fails = {"/v1/chat/completions/derender": status}
+    server.always_fails = {"/v1/chat/completions/derender": status}
     reply = asked(session, [user("1")], tools=[TOOL])["choices"][0]
     tokens = server.samples[0].tokens
     assert reply["message"]["content"] == text_of(tokens[:-1] if tokens[-1] == END else tokens)
+    assert "is given as its text" in caplog.text
+    assert "is away" not in caplog.text
     asked(session, [user("1"), reply["message"], user("2")], tools=[TOOL])
     rewarded(session)
     [[item]] = stream.take(1, timeout=20).groups()
@@ -929,14 +931,38 @@ def test_the_end_of_a_gateway_waits_for_no_right_and_leaves_no_session(
         opened(one.url)  # takes the only right
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(HTTP.post, f"{one.url}/sessions", json={"prompt": "q"})
-            while not stream.stats().admission.waiting:
-                time.sleep(0.01)
+            until(lambda: stream.stats().admission.waiting)
             began = time.monotonic()
             assert one.end() == (0, "")
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 8  # its wait lasts 10
             assert waiting.result(30).status_code == 503
         stats = stream.stats()
         assert (stats.admission.granted, stats.sessions.open) == (1, 1)
+
+
+def test_a_gateway_that_ends_begins_no_session(gateway, stream):
+    gateway.gateway._stop.ask("the gateway ends")
+    failed(503, f"{gateway.url}/sessions", {"prompt": "p"})
+    assert stream.stats().sessions is None
+
+
+@pytest.mark.parametrize(("timeout_s", "looks"), [(60.0, 3), (600.0, 1)])
+def test_a_session_is_looked_for_if_it_may_be_over_before_it_is_read(
+    server, client, stream, publish, namespace, monkeypatch, timeout_s, looks
+):
+    with GatewayThread(client, server.url, namespace=namespace, timeout_s=timeout_s) as gateway:
+        store, used = gateway.gateway._store, []
+        use = store.use
+
+        def noted(name: str) -> None:
+            used.append(name)
+            use(name)
+
+        monkeypatch.setattr(store, "use", noted)
+        session = opened(gateway.url)
+        for _ in range(3):
+            asked(session, [user("1")])
+        assert len(used) == looks
 
 
 def test_a_session_that_was_used_is_not_looked_for_before_each_body(gateway, server, monkeypatch):

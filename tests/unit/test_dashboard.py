@@ -372,7 +372,7 @@ class Unseen(set[Any]):
 class Written(asyncio.Transport):
     """Takes what is written; notes whether it was aborted."""
 
-    aborted = False
+    aborted = closing = False
 
     def write(self, data: Any) -> None:
         pass
@@ -381,10 +381,10 @@ class Written(asyncio.Transport):
         self.aborted = True
 
     def close(self) -> None:
-        pass
+        self.closing = True
 
     def is_closing(self) -> bool:
-        return self.aborted
+        return self.aborted or self.closing
 
 
 def test_a_new_connection_looks_at_no_others_and_closes_the_one_that_has_waited_longest() -> None:
@@ -418,8 +418,9 @@ def test_a_new_connection_looks_at_no_others_and_closes_the_one_that_has_waited_
         assert aborted() == [2]
         made[2][0].connection_lost(None)
         ends.set()
-        while len(kind.idle) < 4:  # both have their responses
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while len(kind.idle) < 4:  # both have their responses
+                await asyncio.sleep(0)
         connect()
         assert aborted() == [2, 3]  # those with a response have waited less
         made[4][0].connection_lost(None)
@@ -427,6 +428,33 @@ def test_a_new_connection_looks_at_no_others_and_closes_the_one_that_has_waited_
         connect()
         assert aborted() == [0, 2, 3]
         assert len(kind.idle) == len(state.connections) == 4
+
+    asyncio.run(main())
+
+
+def test_connections_that_the_server_still_has_make_room_and_no_others() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def main() -> None:
+        kind = type("_Connection", (server._Connection,), {"idle": {}})
+        config = uvicorn.Config(app, http=kind, limit_concurrency=5, lifespan="off")
+        config.load()
+        state = ServerState()
+        made = [(kind(config, state, {}), Written()) for _ in range(2)]
+        for protocol, transport in made:
+            protocol.connection_made(transport)
+        (closed, transport), (upgraded, _) = made
+        closed.data_received(b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+        async with asyncio.timeout(30):
+            while not transport.closing:  # its client has not read the reply
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        state.connections.discard(upgraded)  # as for another protocol
+        kind.idle.pop(upgraded)
+        upgraded.data_received(b"GET / HTTP/1.1\r\n")
+        assert list(kind.idle) == [closed]
 
     asyncio.run(main())
 

@@ -88,6 +88,7 @@ async def serve(
             timeout_keep_alive=idle_s,
             limit_concurrency=connections,
             http=type("_Connection", (_Connection,), {"idle": {}}),  # of this server
+            ws="none",
         )
     )
     if stopped is None:
@@ -164,7 +165,7 @@ class _Connection(H11Protocol):
     def _note(self) -> None:
         """Note whether it waits for a request, or for the rest of one's head."""
         done = self.cycle is None or self.cycle.response_complete
-        if done and not self.transport.is_closing():
+        if done and self in self.connections:  # not one that is aborted, or has another protocol
             self.idle.setdefault(self)
         else:
             self.idle.pop(self, None)
