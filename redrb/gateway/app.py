@@ -36,6 +36,7 @@ from redrb.errors import (
     StoreFull,
     StoreUnavailable,
     UnknownSession,
+    UnknownTask,
 )
 from redrb.gateway import limits
 from redrb.gateway.chat import ChatServer
@@ -76,6 +77,7 @@ KEY_LENGTHS = range(16, 201)
 """Characters of the Idempotency-Key of a session: with the token, it opens the session."""
 
 _ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], ...] = (
+    (UnknownTask, 500, limits.BROKEN),
     ((ConfigError, RecordError, EncodeError), 400, ""),
     (UnknownSession, 404, ""),
     (SessionOver, 409, ""),

@@ -74,7 +74,7 @@ class ServedEngine:
 
     @property
     def where(self) -> str:
-        """Scheme, host and port of the server."""
+        """URL of the server without user and password."""
         return self.server.where
 
     @property

@@ -25,13 +25,14 @@ inference server that is away."""
 
 _log = logging.getLogger("redrb")
 MOST_BYTES = 2048
-"""Most bytes of an announcement; metrics, then the fault, are left out of a larger one."""
+"""Most bytes of an announcement; metrics, then fault, then engine are left out of a larger one."""
 
 MOST_METRICS = 16
 EQUAL_REWARDS = "equal_rewards"
 """Metric of trainers: steps until now in each of which all samples had the same reward."""
 
 MOST_NAME = 64
+MOST_ADDRESS = 256
 MOST_FAULT = 200
 _LARGEST = sys.float_info.max
 
@@ -60,7 +61,8 @@ class Announcement:
         leased: Groups that it leases.
         rights: Rights to begin groups that it holds.
         waits_s: Seconds for which it has waited.
-        engine: Address of the inference server that it samples from; "": none, or not known.
+        engine: Address of the inference server that it samples from, cut off if it has
+            `MOST_ADDRESS` characters; "": none, or not known.
         step_s: Seconds for which its step has lasted: since it got a batch, or since the step
             before has ended; 0 between two steps.
         usual_step_s: Its longest step of late; 0 before its first one has ended.
@@ -89,7 +91,7 @@ class Announcement:
     rights: Count = 0
     waits_for: WaitsFor = ""
     waits_s: Seconds = 0.0
-    engine: Name = ""
+    engine: Annotated[str, Meta(max_length=MOST_ADDRESS)] = ""
     step_s: Seconds = 0.0
     usual_step_s: Seconds = 0.0
     step_limit_s: Seconds = 0.0
@@ -143,10 +145,11 @@ def end_unended() -> None:
 
 
 def packed(said: Announcement) -> bytes:
-    """Return an announcement in at most `MOST_BYTES`, without metrics and fault if need be."""
-    smaller: dict[str, Any]
-    for smaller in ({}, {"metrics": {}}, {"metrics": {}, "fault": ""}):
-        packed = msgspec.msgpack.encode(replace(said, **smaller))
+    """Return an announcement in at most `MOST_BYTES`: without metrics, fault, engine if need be."""
+    given: dict[str, Any]
+    for given in ({"metrics": {}}, {"fault": ""}, {"engine": ""}):
+        packed = msgspec.msgpack.encode(said)
         if len(packed) <= MOST_BYTES:
-            break
-    return packed
+            return packed
+        said = replace(said, **given)
+    return msgspec.msgpack.encode(said)

@@ -22,6 +22,7 @@ from redrb.experience.faults import newest_fault
 from redrb.forks import in_child
 from redrb.processes import process_name
 from redrb.stream.announcement import (
+    MOST_ADDRESS,
     MOST_FAULT,
     MOST_METRICS,
     MOST_NAME,
@@ -286,7 +287,7 @@ class Worker:
             rights=_held(self._rights),
             waits_for=waits[0] if waits else "",
             waits_s=now - waits[1] if waits else 0.0,
-            engine=str(getattr(self.engine, "where", ""))[:MOST_NAME],
+            engine=str(getattr(self.engine, "where", ""))[:MOST_ADDRESS],
             step_s=self.steps.lasted_s,
             usual_step_s=self.steps.usual_s,
             step_limit_s=self.steps.limit_s,

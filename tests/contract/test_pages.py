@@ -180,6 +180,7 @@ NO_PAGES = {
     "redrb.watch.groups.tokens._MOST_PENDING": "bytes of one character",
     "redrb.watch.doctor.repairs._MOST_PAGES": "calls after which a repair says that there is more",
     "redrb.watch.doctor.repairs._MOST_PINS": "calls after which a repair says that there is more",
+    "redrb.stream.announcement.MOST_ADDRESS": "characters of a text",
     "redrb.stream.announcement.MOST_FAULT": "characters of a text",
     "redrb.watch.state.weights._MOST_SHOWN": "characters of one key",
     "redrb.watch.state.workers.MOST_WORKERS": "a figure is of so many workers, and says so",

@@ -21,6 +21,7 @@ from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.stream import heartbeat
 from redrb.stream.export import export_task
+from redrb.stream.task import lookup
 from redrb.stream.task.lookup import task_stats
 from redrb.stream.task.removal import remove_task, task_contents
 from redrb.watch.state.alive import task_use
@@ -153,7 +154,10 @@ def test_looking_at_an_unknown_task_creates_nothing(
         ExperienceStream(client, "Math-grpo-run-17", namespace=namespace, create=False)
 
 
-def test_an_unknown_task_is_looked_for_in_other_namespaces(client: Client, namespace: str) -> None:
+def test_an_unknown_task_is_looked_for_in_other_namespaces(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "LOOK_S", 30.0)  # a busy machine may stand still
     other = f"{namespace}2"
     name = f"math-{namespace}"  # tests that run beside this one have other names
     said = f"There is one in namespace '{namespace}': give --namespace {namespace}"

@@ -327,11 +327,12 @@ def test_a_worker_says_what_it_waits_for(client: Client, namespace: str) -> None
 
 def test_a_maker_waits_for_an_inference_server_that_is_away(client: Client, namespace: str) -> None:
     with ExperienceStream(client, "math", namespace=namespace, lease_ms=300) as stream:
-        stream.worker.engine = SimpleNamespace(away_s=40.0)
+        stream.worker.engine = SimpleNamespace(away_s=40.0, where=f"http://{'h' * 60}:8000")
         stream.put(numbered(1))
         workers = announced(client, namespace, lambda found: "maker" in found)
         assert workers["maker"][1].waits_for == "engine"
         assert workers["maker"][1].waits_s >= 40
+        assert workers["maker"][1].engine == stream.worker.engine.where
         stream.worker.engine.away_s = 0.0
         announced(client, namespace, lambda found: found["maker"][1].waits_for == "")
 

@@ -893,7 +893,7 @@ def test_only_what_passes_is_to_be_sent_again(gateway, monkeypatch, caplog, erro
     assert f"status {status}: {error}" in caplog.text
 
 
-def test_no_error_names_the_server_or_redis(gateway, server, caplog):
+def test_no_error_names_the_server_or_redis(gateway, server, client, stream, namespace, caplog):
     session = opened(gateway.url)
     url, body = f"{session}/v1/chat/completions", {"model": MODEL, "messages": [user("1")]}
     server.fails = {"/v1/chat/completions/render": 400}
@@ -901,7 +901,11 @@ def test_no_error_names_the_server_or_redis(gateway, server, caplog):
     gateway.gateway._chat.engine._retry_s = 0.0
     server.fails = {"/v1/chat/completions/render": 503}
     said.append(failed(503, url, body))
-    assert not any("127.0.0.1" in each for each in said)
+    ExperienceStream(client, "agents", namespace=f"{namespace}2").close()
+    stream.clear()
+    said.append(failed(500, f"{gateway.url}/sessions", {"prompt": "p"}))
+    assert not any("127.0.0.1" in each or namespace in each for each in said)
+    assert f"There is one in namespace '{namespace}2'" in caplog.text
     assert "it fails" in said[0]
     assert f"{server.url}/v1/chat/completions/render answered 503" in caplog.text
 

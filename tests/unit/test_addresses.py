@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
 import pytest
 
 from redrb.errors import ConfigError
+from redrb.stream.announcement import (
+    MOST_ADDRESS,
+    MOST_BYTES,
+    MOST_FAULT,
+    MOST_NAME,
+    Announcement,
+    packed,
+)
 from redrb.train.engines import VLLMEngine
 from redrb.watch.page.server import bound_socket
 from redrb.words import bracketed, is_loopback
@@ -27,12 +36,25 @@ def test_only_this_machine_reaches_loopback() -> None:
     [
         ("http://[::1]:8000", "http://[::1]:8000"),
         ("http://[::1]/", "http://[::1]"),
-        ("https://user:s3cret@host:8000/v1", "https://host:8000"),
+        ("https://user:s3cret@host:8000/v1", "https://host:8000/v1"),
+        ("http://proxy/vllm-1/?key=s3cret#part", "http://proxy/vllm-1"),
         ("http://host", "http://host"),
     ],
 )
 def test_an_engine_is_named_by_its_address(url: str, where: str) -> None:
     assert VLLMEngine(url, model="m").where == where
+
+
+@pytest.mark.parametrize("letter", ["h", "\U0001f600"])
+def test_the_longest_address_fits_into_an_announcement(letter: str) -> None:
+    names = dict.fromkeys(("label", "host", "program", "weights_name"), letter * MOST_NAME)
+    numbers = dict.fromkeys(("pid", "groups", "samples", "filtered", "leased", "rights"), 2**62)
+    engine, fault = letter * MOST_ADDRESS, letter * MOST_FAULT
+    said = Announcement(role="maker", **names, **numbers, engine=engine, fault=fault)
+    sent = packed(said)
+    assert len(sent) <= MOST_BYTES
+    found = msgspec.msgpack.decode(sent, type=Announcement)
+    assert (found.label, found.engine) == (said.label, engine if letter == "h" else "")
 
 
 def test_an_address_that_is_taken_is_named_as_a_url_has_it() -> None:

@@ -346,6 +346,16 @@ def test_only_what_waits_is_counted(puts: int, rights: int) -> None:
     assert "limit" not in found.cause
 
 
+@pytest.mark.parametrize("length", [66, 255, 256])
+def test_an_address_that_was_cut_is_asked_by_no_command(length: int) -> None:
+    engine = "http://proxy:8000/".ljust(length, "v")
+    state = with_worker("maker", waits_for="engine", waits_s=21.0, engine=engine, host="h")
+    [found] = findings_of(state)
+    is_cut = length == 256
+    assert found.command == ("redrb stats math" if is_cut else f"curl -i --url {engine}/health")
+    assert f" at {engine}{'...' * is_cut} (asked from h) " in found.summary
+
+
 def test_an_engine_may_be_away_for_a_moment() -> None:
     for waits_s, found in (
         (19.9, []),

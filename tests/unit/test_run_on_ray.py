@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -737,6 +738,50 @@ def test_a_run_asks_ray_nothing_after_it_has_left(monkeypatch: pytest.MonkeyPatc
     job.close()
     assert ray.read_at_shutdown == [False]
     assert said == []
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ray_job.RayJob, Silent]]:
+    """A job with three workers whose requests to Ray do not end."""
+    ray, over = Silent(), threading.Event()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_job, "require_package", lambda *_, **__: None)
+    monkeypatch.setenv("REDRB_URL", "redis://10.0.0.1:6380/0")
+    found, _ = on_ray()
+    job = ray_job.RayJob("auto", found, folder="", out=Path("x"), gpus_per_maker=0, trainer_gpus=0)
+    ray.readers = [threading.Thread(target=over.wait, args=(60,), daemon=True) for _ in range(3)]
+    for reader in ray.readers:
+        reader.start()
+        process: Any = SimpleNamespace(reader=reader)
+        job._followed.append(process)
+    yield job, ray
+    over.set()
+
+
+def test_a_run_waits_once_for_all_requests_that_do_not_end(
+    followed: tuple[ray_job.RayJob, Silent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, ray = followed
+    monkeypatch.setattr(ray_job, "CLOSE_S", 1.0)
+    began = time.monotonic()
+    job.close()
+    assert 0.9 < time.monotonic() - began < 2.0
+    assert ray.read_at_shutdown == [True] * 3
+
+
+def test_ctrl_c_while_a_run_waits_for_requests_leaves_ray_too(
+    followed: tuple[ray_job.RayJob, Silent],
+) -> None:
+    job, ray = followed
+    job._followed = job._followed[1:]
+
+    def interrupted(timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    ray.readers[1].join = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        job.close()
+    assert ray.read_at_shutdown == [True] * 3
 
 
 def on_ray(*words: str, recipe: str = COUNTING) -> tuple[Any, str]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from redrb.cli.run.history import JobEvents
 from redrb.cli.run.report import progress_line, summary, table
 from redrb.cli.run.run import Run
 from redrb.cli.run.screen import JobScreen, show_job
+from redrb.watch.state.model import State
 from tests.sample_state import sample_state, view_of
 from tests.samples import numbered
 from tests.troubled_states import with_worker
@@ -116,18 +118,43 @@ def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
 
 
 def test_the_line_of_a_run_says_which_inference_server_is_away() -> None:
-    said = "; Its inference server at http://h:8000 (asked from gpu-02) has not answered for "
+    said = "its inference server at http://h:8000 (asked from gpu-02) has not answered for "
     for waits_s, end in ((1.0, ""), (21.0, f"{said}21.0 s."), (6000.0, f"{said}1.7 h.")):
-        away = {"waits_for": "engine", "waits_s": waits_s, "engine": "http://h:8000"}
-        view = view_of(with_worker("maker", **away, host="gpu-02"))
-        run: Any = a_run(
-            lambda: None,
-            _observer=SimpleNamespace(newest=lambda view=view: view),
-            _started=0.0,
-            _history=JobEvents(),
-        )
-        assert (said in Run._line(run)) == bool(end)
-        assert Run._line(run).endswith(end)
+        state = with_worker("maker", **AWAY | {"waits_s": waits_s})
+        [maker] = [each for each in state.tasks[0].workers if each.waits_for == "engine"]
+        line = line_of(state)
+        assert (said in line) == bool(end)
+        assert line.endswith(f"; maker {maker.name}: {end}" if end else line)
+
+
+AWAY = {"waits_for": "engine", "waits_s": 21.0, "engine": "http://h:8000", "host": "gpu-02"}
+
+
+def line_of(state: State) -> str:
+    """Return the line of a run of the task `math`."""
+    run: Any = a_run(
+        lambda: None,
+        _observer=SimpleNamespace(newest=lambda: view_of(state)),
+        _started=0.0,
+        _history=JobEvents(),
+    )
+    return Run._line(run)
+
+
+@pytest.mark.parametrize("makers", [1, 6])
+def test_the_line_of_a_run_says_nothing_of_makers_of_other_tasks(makers: int) -> None:
+    state = with_worker("maker", **AWAY)
+    [task] = state.tasks
+    [maker] = [each for each in task.workers if each.waits_for == "engine"]
+    workers = tuple(replace(maker, name=f"maker-{n} of math") for n in range(makers))
+    others = tuple(replace(task, name=name, workers=workers) for name in ("code", "a-math"))
+    well = replace(task, workers=())
+    assert "inference server" not in line_of(replace(state, tasks=(*others, well)))
+    own = replace(task, workers=tuple(replace(each, engine="http://own:1") for each in workers))
+    said = line_of(replace(state, tasks=(*others, own)))
+    assert "inference server at http://own:1" in said
+    assert "http://h:8000" not in said
+    assert ("; 6 workers: maker-0" in said) == (makers == 6)
 
 
 def test_faults_are_said_once_and_counted_in_the_report() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -31,7 +32,7 @@ UNPLACED_S = 30.0
 """Seconds after which the run says that the cluster has no room for a worker."""
 
 CLOSE_S = 10.0
-"""Longest wait for a request to Ray that is under way when the run leaves it."""
+"""Longest wait for all requests to Ray that are under way when the run leaves it."""
 
 VLLM = (
     """--weight-transfer-config '{"backend": "redrb"}' --enable-scale-out """
@@ -217,9 +218,12 @@ class RayJob:
     def close(self) -> None:
         """Disconnect; workers that have not ended go on."""
         self.closing.set_result(None)
-        for process in self._followed:  # a request after the shutdown would end this process
-            process.reader.join(CLOSE_S)
-        self.ray.shutdown()
+        until = time.monotonic() + CLOSE_S
+        try:
+            for process in self._followed:  # a request after the shutdown would end this process
+                process.reader.join(max(0.0, until - time.monotonic()))
+        finally:
+            self.ray.shutdown()
 
 
 class RayProcess:

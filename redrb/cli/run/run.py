@@ -31,7 +31,7 @@ from redrb.errors import ConfigError, StoreError, UnknownTask
 from redrb.recipe.loading import file_of
 from redrb.stream import StreamStats
 from redrb.stream.task.lookup import task_stats
-from redrb.watch.state.observer import Observer
+from redrb.watch.state.observer import Observer, View
 
 if TYPE_CHECKING:
     from redrb.cli.run.ray_job import RayJob
@@ -259,8 +259,7 @@ class Run:
         found = view.state.task(self.job.recipe.task_name) if view.state else None
         stats = found.main.stats if found and found.main else None
         made = progress_line(time.perf_counter() - self._started, self._history, stats)
-        away = (each.summary for each in view.findings if each.code == "waits-for-engine")
-        return "; ".join((made, *islice(away, 1)))
+        return "; ".join((made, *islice(_away(view, self.job.recipe.task_name), 1)))
 
     def _report(self, event: str, **values: Any) -> None:
         """Write a death or a restart to the diary, and say it."""
@@ -328,6 +327,16 @@ class Run:
 
     def _print(self, message: Text) -> None:
         self._console.print(message, soft_wrap=True, highlight=False)
+
+
+def _away(view: View, task: str) -> Iterator[str]:
+    """Yield which inference servers are away from the makers of a task."""
+    for each in view.findings:
+        maker, _, of = each.subject.rpartition(" of ")
+        if each.code == "waits-for-engine" and of == task:
+            yield f"{maker}: {each.summary[:1].lower()}{each.summary[1:]}"
+        elif each.code == "waits-for-engine" and each.subject == f"task {task}":
+            yield each.summary
 
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

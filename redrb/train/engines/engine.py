@@ -14,6 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
+from urllib.parse import urlsplit
 
 from tenacity import wait_exponential
 
@@ -127,6 +128,7 @@ class Engine(ABC):
         """
         self.version: int | None = None
         self._client = client = JsonClient(url, timeout=timeout, api_key=api_key)
+        self._where = client.where + urlsplit(url).path.rstrip("/")
         self._retry_s = checked_number("retry_s", retry_s)
         self._open = asyncio.Event()  # requests may be sent
         self._open.set()
@@ -148,8 +150,8 @@ class Engine(ABC):
 
     @property
     def where(self) -> str:
-        """Scheme, host and port of the server."""
-        return self._client.where
+        """URL of the server without user and password."""
+        return self._where
 
     @property
     def has_lost_weights(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from redrb.stream.announcement import EQUAL_REWARDS, WaitsFor
+from redrb.stream.announcement import EQUAL_REWARDS, MOST_ADDRESS, WaitsFor
 from redrb.watch.state.findings.staleness import outlived
 from redrb.watch.state.findings.wording import (
     finding_of,
@@ -218,7 +218,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         ),
         lambda maker: (
             shlex.join(("curl", "-i", "--url", f"{maker.engine}/health"))
-            if maker.engine
+            if maker.engine and not _is_cut(maker)
             else figures
         ),
     )
@@ -240,8 +240,13 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     )
 
 
+def _is_cut(maker: WorkerState) -> bool:
+    return len(maker.engine) >= MOST_ADDRESS
+
+
 def _asked(maker: WorkerState) -> str:
-    return f" at {maker.engine} (asked from {maker.host})" if maker.engine else ""
+    cut = "..." if _is_cut(maker) else ""
+    return f" at {maker.engine}{cut} (asked from {maker.host})" if maker.engine else ""
 
 
 def _versions(state: State) -> Iterator[Finding]:
