@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import threading
 import time
 from collections.abc import Coroutine
@@ -58,6 +59,10 @@ class _Loop:
 
         self._run(serve())
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def close(self) -> None:
+        """End this process, whatever its loop does: nobody waits for it."""
+        os._exit(0)
 
     def processor_s(self) -> float:
         """Return the processor time of this process."""

@@ -93,6 +93,8 @@ def _serve(pipe: Connection, made: Callable[..., Any], arguments: tuple[Any, ...
         try:
             name, given = pipe.recv()
         except (EOFError, ConnectionError):
+            if hasattr(served, "close"):
+                served.close()
             return
         result = getattr(served, name)(*given)
         with suppress(BrokenPipeError):

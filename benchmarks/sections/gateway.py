@@ -169,8 +169,6 @@ def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, 
                 request = _request("/none", b"{}")
             elif kind == "slow sender":
                 request, length = _request("/sessions", b" " * SENT, more=1), SENT
-            else:
-                number = count // 10
             before = _asked(gateway, "memory")
             with ExitStack() as scope:
                 for _ in range(number):
@@ -178,8 +176,8 @@ def _connection_bytes(redis_url: str, engine_url: str, count: int) -> dict[str, 
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                     client.connect(("127.0.0.1", urlsplit(url).port))
                     client.sendall(request)
-                    if kind == "idle":
-                        client.recv(4096)
+                    if kind != "slow sender":
+                        client.recv(1)  # its reply has begun
                 held = round((_asked(gateway, "memory") - before) / number)
             found[kind if kind == "idle" else f"{kind} of {length} bytes"] = held
     return found
