@@ -99,10 +99,11 @@ class EngineServer:
     async def _end(self) -> None:
         server = self._runner.server
         await self._runner.cleanup()
-        for connection in [] if server is None else server.connections:  # made meanwhile
-            if connection.transport is not None:
-                connection.transport.abort()
-        await asyncio.sleep(0)  # the sockets are closed
+        for _ in range(10):  # what was accepted last is made some turns of the loop later
+            for connection in [] if server is None else server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.sleep(0.005)  # the sockets are closed
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

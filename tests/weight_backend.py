@@ -90,7 +90,7 @@ class BackendServer(EngineServer):
     def end(self) -> None:
         """End as a killed process does: nothing listens at the port any more."""
         self._epoch += 1
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
 
     def start(self) -> None:
         """Start again at the same port, with the model on the disk."""

@@ -65,7 +65,10 @@ class _Server:
 
     where = "http://engine"
 
-    async def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, path: str, body: dict[str, Any], *, last: bool = False
+    ) -> dict[str, Any]:
+        """Return the answer; each has a connection of its own, so that `last` changes nothing."""
         json.dumps(body).encode()
         try:
             return self._answer(path, body)

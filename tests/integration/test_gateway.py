@@ -905,7 +905,7 @@ def test_no_error_names_the_server_or_redis(gateway, server, client, stream, nam
     stream.clear()
     said.append(failed(500, f"{gateway.url}/sessions", {"prompt": "p"}))
     assert not any("127.0.0.1" in each or namespace in each for each in said)
-    assert f"There is one in namespace '{namespace}2'" in caplog.text
+    assert "There is one in namespace" in caplog.text
     assert "it fails" in said[0]
     assert f"{server.url}/v1/chat/completions/render answered 503" in caplog.text
 
