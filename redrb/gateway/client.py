@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from redrb.checks import checked_number
@@ -23,6 +23,10 @@ TURN_S = 600.0
 
 DROP_S = 10.0
 """Seconds for which the drop of a session is repeated: without it, the session expires."""
+
+LATE_S = 1.0
+"""Seconds in which a session may come that nobody waits for any more. A gateway drops one that it
+opens later, since the connection is closed then."""
 
 _PASSING = (None, 408, 429, 502, 503, 504)
 """What is sent again: no reply, a busy gateway, and a balancer whose gateway was killed."""
@@ -142,11 +146,12 @@ class GatewayClient:
         """
         body = {"prompt": prompt, "group_size": group_size, "tags": dict(tags or {})}
         body |= {"least": least, "on_incomplete": on_incomplete}
-        found = await self.request("POST", f"{self.where}/sessions", body, key=secrets.token_hex())
-        url = str(found.get("url"))
-        if not url.startswith(("http://", "https://")):
-            raise self._failed("answered without the URL of a session", 201)
-        session = AgentSession(self, url, found.get("weight_version"))
+        opening = asyncio.create_task(self._opened(body))
+        try:
+            session = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await self._dropped(opening)
+            raise
         try:
             yield session
         except BaseException as error:
@@ -157,6 +162,23 @@ class GatewayClient:
             raise
         if not session.is_over:
             await session.drop()
+
+    async def _opened(self, body: Mapping[str, Any]) -> AgentSession:
+        found = await self.request("POST", f"{self.where}/sessions", body, key=secrets.token_hex())
+        url = str(found.get("url"))
+        if not url.startswith(("http://", "https://")):
+            raise self._failed("answered without the URL of a session", 201)
+        return AgentSession(self, url, found.get("weight_version"))
+
+    async def _dropped(self, opening: asyncio.Task[AgentSession]) -> None:
+        """Drop a session whose opener was cancelled, if the reply was on its way."""
+        try:
+            await asyncio.wait((opening,), timeout=LATE_S)
+            with suppress(EngineError):  # there is none, or it expires
+                if opening.done():
+                    await opening.result().drop()
+        finally:
+            opening.cancel()
 
     async def model(self, url: str) -> str:
         """Return the name of the model that the gateway samples; `url` is that of a session."""

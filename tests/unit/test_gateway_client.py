@@ -113,6 +113,71 @@ def test_a_session_that_may_have_been_opened_is_asked_for_with_the_same_key(run)
     assert all(len(each) >= 32 for each in keys if each)
 
 
+@pytest.mark.parametrize(
+    ("replies", "asked"),
+    [
+        ((OPENED,), ["POST /sessions", "DELETE /s/1.secret"]),
+        ((AGAIN, OPENED), ["POST /sessions"] * 2 + ["DELETE /s/1.secret"]),
+        ((OPENED, replied(404, "")), ["POST /sessions", "DELETE /s/1.secret"]),
+        ((replied(400, "no"),), ["POST /sessions"]),
+        ((AGAIN, replied(400, "no")), ["POST /sessions"] * 2),
+    ],
+    ids=["opened", "opened later", "and gone", "refused", "refused later"],
+)
+def test_a_session_whose_opener_is_cancelled_meanwhile_is_dropped(run, replies, asked):
+    class Cancels(Gateway):
+        """The opener is cancelled while the first reply is on its way."""
+
+        async def request(self, method: str, *given: Any, **options: Any) -> HttpReply:
+            reply = await super().request(method, *given, **options)
+            if method == "POST":
+                if len(self.requests) == 1:
+                    opener.cancel()
+                event = asyncio.Event()
+                asyncio.get_running_loop().call_later(0.01, event.set)
+                await event.wait()
+            return reply
+
+    opener: asyncio.Task[int | None]
+
+    async def work(client: GatewayClient) -> None:
+        nonlocal opener
+        opener = asyncio.create_task(one_reward(client))
+        with pytest.raises(asyncio.CancelledError):
+            await opener
+
+    gateway = Cancels(*replies)
+    run(gateway, work)
+    assert gateway.asked == asked
+
+
+def test_an_opener_that_is_cancelled_waits_a_moment_only(run, monkeypatch):
+    monkeypatch.setattr(module, "LATE_S", 0.05)
+    ended: list[bool] = []
+
+    class Waits(Gateway):
+        async def request(self, *given: Any, **options: Any) -> HttpReply:
+            await super().request(*given, **options)
+            opener.cancel()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+            raise AssertionError
+
+    opener: asyncio.Task[int | None]
+
+    async def work(client: GatewayClient) -> None:
+        nonlocal opener
+        opener = asyncio.create_task(one_reward(client))
+        with pytest.raises(asyncio.CancelledError):
+            await opener
+
+    gateway = Waits()
+    run(gateway, work)
+    assert (gateway.asked, ended) == (["POST /sessions"], [True])
+
+
 def test_a_reward_and_a_turn_are_sent_again(run):
     async def work(client: GatewayClient) -> Any:
         async with client.session("p") as session:
