@@ -98,12 +98,14 @@ class EngineServer:
 
     async def _end(self) -> None:
         server = self._runner.server
-        await self._runner.cleanup()
+        for site in list(self._runner.sites):  # accept nothing more
+            await site.stop()
         for _ in range(10):  # what was accepted last is made some turns of the loop later
             for connection in [] if server is None else server.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
             await asyncio.sleep(0.005)  # the sockets are closed
+        await self._runner.cleanup()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
