@@ -23,6 +23,7 @@ from redrb.lua.scripts import load
 from redrb.stream import heartbeat
 from redrb.stream.put import room
 from redrb.stream.take import taker
+from tests.accepting import close_what_comes_late
 from tests.audit import audit
 from tests.clusters import RedisCluster
 from tests.repeating import note_programs
@@ -39,6 +40,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("redrb")
+close_what_comes_late()
 gc.disable()  # until all is imported and collected
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`; children inherit it
