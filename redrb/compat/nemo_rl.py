@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ from redrb.errors import (
     LeaseLost,
     MissingRows,
     StaleRun,
-    StoreError,
 )
 from redrb.scopes import closed_on_error
+from redrb.stream.take.hand_back import hand_back
 from redrb.table import Claim
 
 _log = logging.getLogger("redrb")
@@ -151,8 +150,7 @@ class RedrbDataPlaneClient(DataPlaneClient):  # type: ignore[misc]
         try:
             tags, _ = partition.tags_and_columns(claim.keys)
         except BaseException:  # nobody sees these samples: the next claim may not acknowledge them
-            with suppress(StoreError):
-                claim.release()
+            hand_back(claim.lease)
             raise
         with self._lock:
             self._claims.setdefault((partition_id, task_name), []).append(claim)

@@ -29,6 +29,7 @@ from redrb.errors import (
 from redrb.experience import BufferItem
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
+from redrb.stream.take.hand_back import hand_back
 from redrb.watch.metrics.events import Write
 
 Group: TypeAlias = list[BufferItem]
@@ -273,8 +274,7 @@ class Stage:
                 lease.forward(self.target, groups, timeout=seconds)
         except (RecordError, EncodeError, ConfigError, StoreError) as error:
             if not isinstance(error, RecordError | EncodeError) and not error.bad_groups:
-                with suppress(LeaseLost, StoreError):  # the error that ended it matters more
-                    lease.release()
+                hand_back(lease)  # the error that ended it matters more
                 raise
             if len(groups) == 1:
                 self._fail(lease, next(iter(groups)), error)

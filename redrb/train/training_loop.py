@@ -27,6 +27,7 @@ from redrb.errors import (
 from redrb.experience import Experience
 from redrb.stream import Lease
 from redrb.stream.announcement import EQUAL_REWARDS
+from redrb.stream.take.hand_back import hand_back
 from redrb.train.callbacks import TrainerCallback
 from redrb.train.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.train.fresh_batches import FitEnded, FreshBatches, reject_incomplete
@@ -165,14 +166,8 @@ class TrainingLoop:
     def _release(self) -> None:
         """Requeue batches that were not acknowledged: a resumed run trains them again."""
         leased, self._leased = self._leased, []
-        for lease in filter(None, leased):
-            try:
-                lease.release()
-            except LeaseLost as error:
-                _log.warning("a batch was lost before it could be released: %s", error)
-            except StoreUnavailable as error:  # the error that ended the loop matters more
-                _log.warning("a batch is requeued when Redis is back: %s", error)
-                lease.abandon()
+        for lease in leased:
+            hand_back(lease)  # the error that ended the loop matters more
 
     def _ends(self) -> bool:
         self._ended = self._ended or any_rank(bool(self.batches.stop))

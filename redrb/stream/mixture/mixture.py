@@ -275,7 +275,6 @@ class Mixture(Closing):
         finally:
             if len(leases) < sum(share > 0 for share in shares.values()):
                 release(leases.values())
-                leases.clear()  # the heartbeat releases leases that are dropped
         return leases
 
     def _take_share(self, task: str, share: int) -> Lease:
@@ -359,7 +358,8 @@ def close_all(client: Client, streams: Iterable[ExperienceStream]) -> None:
 
 
 def release(leases: Iterable[Lease]) -> None:
-    """Requeue the groups of a take that failed."""
+    """Requeue the groups of a take that failed; the heartbeats do so of servers that are away."""
     parts = [(part, part.ids) for lease in leases for part in lease.parts]
     for part, error in end_parts("release", parts).items():
         _log.warning("task %r: a part of a batch is requeued later: %s", part.task, error)
+        part.abandon()

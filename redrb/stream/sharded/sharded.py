@@ -98,9 +98,10 @@ class _Batch:
         return reply
 
     def release(self) -> None:
-        """Requeue the groups."""
+        """Requeue the groups; nothing waits longer for a server that is away."""
         leases, self.leases = self.leases, []
-        release(leases)
+        with Deadline(SHORT_OUTAGE_S):
+            release(leases)
 
 
 class ShardedStream(Closing):
@@ -415,8 +416,7 @@ class ShardedStream(Closing):
                     self._collect(batch)
             finally:
                 self._leave(batch)
-                with Deadline(SHORT_OUTAGE_S):
-                    turn.release()
+                turn.release()
         if batch.missing:
             self._sweep(batch)
 

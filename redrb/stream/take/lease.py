@@ -26,7 +26,7 @@ from redrb.stream.take.forwarding import (
     chosen_groups,
     store_in_turn,
 )
-from redrb.stream.take.part import Chosen, Expiry, LeasePart, end_parts
+from redrb.stream.take.part import Chosen, Errors, Expiry, LeasePart, end_parts, raise_alone
 
 Ids = TypeVar("Ids")
 
@@ -56,18 +56,19 @@ class PartsLease(Entered, Generic[Ids]):
         if error is None:
             self.ack()
             return
-        with suppress(LeaseLost):  # the error of the block matters more
-            if isinstance(error, RecordError) and error is self._unfit_rollouts:
-                self._end("release", None)
-                return
-            if isinstance(error, RecordError) and error.ids and self._misfits:
-                self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
-                self._end("release", None)
-                return
-            if isinstance(error, Exception):
-                self._end("fail", None, Cause.of(error))
-            else:
-                self._end("release", None)
+        is_misfit = isinstance(error, RecordError) and bool(error.ids and self._misfits)
+        fails = isinstance(error, Exception) and error is not self._unfit_rollouts
+        outcome: Outcome = "fail" if fails and not is_misfit else "release"
+        try:
+            with suppress(LeaseLost):  # the error of the block matters more
+                if is_misfit:
+                    self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
+                self._end(outcome, None, Cause.of(error) if outcome == "fail" else NO_CAUSE)
+        except StoreError:
+            for part in self._parts:
+                if not part.asked_otherwise(outcome, part.ids):  # else the caller repeats that call
+                    part.abandon()
+            raise
 
     @property
     def samples(self) -> int:
@@ -228,8 +229,11 @@ class PartsLease(Entered, Generic[Ids]):
 
     def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
         """End groups of all parts, then raise the error of those that were not ended."""
+        raise_alone(self._error(end_parts(outcome, chosen, reason)))
+
+    def _error(self, errors: Errors) -> LeaseLost | StoreError | None:
         unfinished: dict[LeasePart, StoreError] = {}
-        for part, error in end_parts(outcome, chosen, reason).items():
+        for part, error in errors.items():
             if isinstance(error, LeaseLost):
                 before = self._lost.get(part.task)
                 ids = (*(before.ids if before else ()), *error.ids)
@@ -237,12 +241,11 @@ class PartsLease(Entered, Generic[Ids]):
             else:
                 unfinished[part] = error
         if unfinished:  # a loss is raised by the call that goes on after the outage
-            raise self._unfinished(unfinished)
+            return self._unfinished(unfinished)
         lost, self._lost = list(self._lost.values()), {}
-        if lost:
-            for further in lost[1:]:
-                lost[0].add_note(str(further))
-            raise lost[0]
+        for further in lost[1:]:
+            lost[0].add_note(str(further))
+        return lost[0] if lost else None
 
     def _unfinished(self, errors: Mapping[LeasePart, StoreError]) -> StoreError:
         """Return the error of parts that could not be ended, and are still leased."""
@@ -304,7 +307,9 @@ class Lease(PartsLease[Collection[int]]):
     As a context manager it acknowledges at the end of the block; an exception requeues the groups
     and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) requeues them unharmed. When
     groups do not fit into one batch, the ones that differ from most go to the dead-letter stream
-    and the others are requeued unharmed.
+    and the others are requeued unharmed. While Redis is away, an exception leaves the groups to the
+    heartbeat thread, which requeues them unharmed, but for those whose acknowledgement may have
+    reached it.
     """
 
     @property

@@ -242,10 +242,13 @@ def _end_in_pages(outcome: Outcome, chosen: Chosen, reason: Cause, errors: Error
                 _finish(outcome, part, pages, request, reason, errors)
 
 
-def acknowledge_part(part: LeasePart, ids: tuple[int, ...]) -> None:
-    """Acknowledge groups of one part, and raise its error."""
-    for error in end_parts("ack", [(part, ids)]).values():
-        raise error
+def raise_alone(error: Exception | None) -> None:
+    """Raise an error that this frame does not keep: it would keep a lease that is dropped."""
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
 
 
 def _others_than_decided(outcome: Outcome, chosen: Chosen, errors: Errors) -> Chosen:
@@ -318,7 +321,7 @@ def _finish(
         part.note_ended(pages[0], request.result())
         pages.popleft()
     except (LeaseLost, StoreError) as error:
-        errors[part] = error
+        errors[part] = error.with_traceback(None)  # it would keep `errors`, and so the part
         if isinstance(error, StoreUnavailable) and error.uncertain:
             part.note_asked(outcome, pages[0], reason)
     except BaseException:

@@ -15,8 +15,9 @@ from redrb.connection.deadline import Deadline
 from redrb.connection.outage import Outage
 from redrb.connection.retries import again, insist
 from redrb.connection.stop import Stop
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
+from redrb.errors import BatchTimeout, ConfigError, StoreUnavailable
 from redrb.lua.pages import PAGES
+from redrb.stream.take.hand_back import hand_back
 from redrb.stream.take.lease import Lease
 
 T = TypeVar("T")
@@ -328,16 +329,5 @@ class ReadAhead(Generic[T]):
             except Empty:
                 break
             if isinstance(found, tuple):
-                _release(found[0])
+                hand_back(found[0])
         self._ready.put(None)  # for a reader that waits at this moment
-
-
-def _release(lease: Lease) -> None:
-    """Release a lease, or leave that to the heartbeat thread when Redis is away."""
-    try:
-        lease.release()
-    except LeaseLost as error:
-        _log.warning("a batch that was taken ahead was lost: %s", error)
-    except StoreError as error:
-        _log.warning("a batch that was taken ahead is requeued later: %s", error)
-        lease.abandon()

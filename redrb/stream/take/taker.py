@@ -14,7 +14,7 @@ from redrb.stream.take.calls import Search, Take, TakeReply, TakeRequest
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.part import Draw, Expiry, Holder, LeasePart, acknowledge_part
+from redrb.stream.take.part import Draw, Expiry, Holder, LeasePart, end_parts, raise_alone
 from redrb.stream.take.rollout_reading import ROLLOUT, read_rollouts
 from redrb.stream.take.unfilled import batch_timeout, never_full
 from redrb.stream.task.entries import member_of
@@ -174,9 +174,9 @@ class Taker:
             raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
         part.check_own()
         if part.asked_otherwise("ack", part.ids):
-            acknowledge_part(part, part.ids)
+            raise_alone(end_parts("ack", [(part, part.ids)]).get(part))
         for page in part.pages("ack", part.ids)[:-1]:  # the take acknowledges the last one
-            acknowledge_part(part, page)
+            raise_alone(end_parts("ack", [(part, page)]).get(part))
         return part
 
     def _full_batch(
