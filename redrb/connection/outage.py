@@ -55,7 +55,7 @@ class Outage:
         else:
             return
         self._due = now + self._pause_s
-        _log.warning("%s: %s", text, why, exc_info=traceback)
+        _log.warning("%s: %s", text, str(why), exc_info=traceback)  # a record keeps no frames
 
     def leave(self, who: object) -> None:
         """Note that an object that fails does nothing more."""

@@ -52,7 +52,7 @@ def again(
     Raises:
         Exception: The error of the last attempt: it does not pass, or `over` was true after it.
     """
-    policy = _Policy(passes, over, note, PAUSES)
+    policy = _Policy(passes, over, note, pause)
 
     def run() -> T:
         if failed:
@@ -60,7 +60,7 @@ def again(
         return attempt()
 
     try:
-        return tenacity.Retrying(sleep=pause, **policy.parts)(run)
+        return tenacity.Retrying(**policy.parts(PAUSES))(run)
     finally:
         policy.forget()
 
@@ -130,7 +130,7 @@ async def insist_async(
         return await work()
     except Exception as error:  # noqa: BLE001 (the policy raises the ones that do not pass)
         failed.append(error)
-    policy = _Policy(passes, over, note, pauses)
+    policy = _Policy(passes, over, note, pause)
 
     async def run() -> T:
         if failed:
@@ -138,35 +138,36 @@ async def insist_async(
         return await work()
 
     try:
-        return await tenacity.AsyncRetrying(sleep=pause, **policy.parts)(run)
+        return await tenacity.AsyncRetrying(**policy.parts(pauses))(run)
     finally:
         policy.forget()
 
 
 class _Policy:
-    """The parts of a policy; keeps no error when it has ended."""
+    """The parts of a policy; keeps nothing when it has ended, as tenacity's objects keep it."""
 
     def __init__(
-        self,
-        passes: Passes,
-        over: Callable[[], bool],
-        note: Note,
-        pauses: tenacity.wait.wait_base,
+        self, passes: Passes, over: Callable[[], bool], note: Note, pause: Callable[[float], Any]
     ) -> None:
-        self._passes, self._note = passes, note
+        self._passes, self._over, self._note, self._pause = passes, over, note, pause
         self._state: tenacity.RetryCallState | None = None
-        self.parts: dict[str, Any] = {
+
+    def parts(self, pauses: tenacity.wait.wait_base) -> dict[str, Any]:
+        """Return the arguments of tenacity's class."""
+        return {
             "retry": self._is_repeated,
-            "stop": lambda _state: over(),
+            "stop": lambda _: self._over(),
             "wait": pauses,
+            "sleep": lambda seconds: self._pause(seconds),
             "before_sleep": lambda state: self._note(state.outcome.exception()),
             "retry_error_callback": lambda state: state.outcome.result(),
         }
 
     def forget(self) -> None:
-        """Drop the last error: it holds the frames that hold this policy."""
+        """Drop the last error, which holds the frames that hold this policy, and all else."""
         if self._state is not None:
             self._state.outcome = None
+        vars(self).clear()
 
     def _is_repeated(self, state: tenacity.RetryCallState) -> bool:
         self._state = state

@@ -6,6 +6,7 @@ Their heartbeats requeue them without the garbage collector: it may be off, or h
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,14 @@ from contextlib import suppress
 import pytest
 
 import redrb
-from redrb import ExperienceStream, Lease, Mixture, ShardedStream, StoreUnavailable
+from redrb import (
+    ExperienceLoader,
+    ExperienceStream,
+    Lease,
+    Mixture,
+    ShardedStream,
+    StoreUnavailable,
+)
 from redrb.stream import heartbeat
 from redrb.stream.take.hand_back import hand_back
 from tests.samples import numbered
@@ -96,6 +104,51 @@ def waiting(stream: ExperienceStream) -> int:
     with suppress(StoreUnavailable):
         return len(stream)
     return -1
+
+
+def closed_loader(stream: ExperienceStream, each: Callable[[], object]) -> None:
+    with ExperienceLoader(stream, 1, timeout=0.5) as loader:
+        for _ in loader:
+            each()
+
+
+def dropped_loader(stream: ExperienceStream, each: Callable[[], object]) -> None:
+    for _ in ExperienceLoader(stream, 1, timeout=0.5):
+        each()
+
+
+def loop(stream: ExperienceStream, each: Callable[[], object]) -> None:
+    for _ in stream.leases(1, timeout=0.5):
+        each()
+
+
+def loop_ahead(stream: ExperienceStream, each: Callable[[], object]) -> None:
+    for _ in stream.leases(1, timeout=0.5, prefetch=1):
+        each()
+
+
+@pytest.mark.parametrize("run", [loop, loop_ahead, closed_loader, dropped_loader])
+def test_batches_of_a_loop_that_failed_wait_again_when_redis_is_back(
+    own_server: Callable[..., Server],
+    namespace: str,
+    run: Callable[[ExperienceStream, Callable[[], object]], None],
+) -> None:
+    server = own_server(*DURABLE)
+    with (
+        redrb.connect(server.url, retry_s=0.2) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        for number in range(GROUPS):
+            stream.put(numbered(number))
+        begun = itertools.count(1)
+        failed = False
+        try:
+            run(stream, lambda: next(begun) == 2 and server.kill())
+        except StoreUnavailable:  # `pytest.raises` would keep it, and it the frames
+            failed = True
+        server.start()
+        assert failed
+        until(lambda: waiting(stream) == GROUPS - stream.stats().ledger.acked, 20)
 
 
 @pytest.mark.parametrize("kind", ["mixture", "sharded"])

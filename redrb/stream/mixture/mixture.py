@@ -361,5 +361,5 @@ def release(leases: Iterable[Lease]) -> None:
     """Requeue the groups of a take that failed; the heartbeats do so of servers that are away."""
     parts = [(part, part.ids) for lease in leases for part in lease.parts]
     for part, error in end_parts("release", parts).items():
-        _log.warning("task %r: a part of a batch is requeued later: %s", part.task, error)
+        _log.warning("task %r: a part of a batch is requeued later: %s", part.task, str(error))
         part.abandon()
