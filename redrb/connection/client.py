@@ -268,9 +268,12 @@ class Client(Entered):
         pipeline.add(*arguments)
         with self._lender.lend() as connection:
             [reply] = pipeline.exchange(connection)
-        if isinstance(reply, RedisError):
-            raise reply
-        return reply
+        try:
+            if isinstance(reply, RedisError):
+                raise reply
+            return reply
+        finally:
+            del reply  # as an error it holds this frame, and those of all callers
 
     def _note_outage(self, error: Exception, left_s: float) -> None:
         """Let the next attempt open a connection, and log that the server is away."""

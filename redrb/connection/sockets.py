@@ -49,6 +49,12 @@ class Punctual:
         with interruptible(self, here().budget):
             super().connect()  # type: ignore[misc]
 
+    def _connect(self) -> Any:
+        try:
+            return super()._connect()  # type: ignore[misc]
+        except OSError as error:  # redis-py's frame holds it, and it the frames of all callers
+            raise error.with_traceback(None) from None
+
     @property
     def socket_timeout(self) -> float | None:
         """The timeout that a socket gets when it is opened."""

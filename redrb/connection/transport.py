@@ -215,9 +215,10 @@ def read_replies(connection: redis.Connection, count: int) -> list[Reply]:
             reply = gets()
             if reply is NOT_ENOUGH_DATA:
                 break
-            if isinstance(reply, redis.ConnectionError):  # the server loads its data, say
-                raise reply
             replies.append(reply)
+            if isinstance(reply, redis.ConnectionError):  # the server loads its data, say
+                del reply  # it would hold this frame, and those of all callers
+                raise replies.pop()
     return replies
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,11 +16,13 @@ import pytest
 
 import redrb
 from redrb import (
+    BatchTimeout,
     ExperienceLoader,
     ExperienceStream,
     Lease,
     Mixture,
     ShardedStream,
+    StoreFull,
     StoreUnavailable,
 )
 from redrb.stream import heartbeat
@@ -64,18 +67,19 @@ WAYS: dict[str, Way] = {
     "expire": lambda _, lease: lease.expire(),
     "block": block,
     "failing-block": failing_block,
+    "failing-block-of-rank-0": failing_block,
     "hand-back": lambda _, lease: hand_back(lease),
     "next-take": lambda stream, lease: stream.take(1, ack=lease, timeout=0.2),
 }
 
-ENDED = ("failing-block", "hand-back")
+ENDED = ("hand-back",)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept-by-its-error"])
 def test_groups_of_a_lease_that_nobody_has_wait_again_when_redis_is_back(
     own_server: Callable[..., Server], namespace: str, kept: bool
 ) -> None:
-    """An error that is kept has the frames of a block or of a failed take, and so their lease."""
+    """An error that is kept has the frames of a failed call, and so its lease."""
     ways = {name: way for name, way in WAYS.items() if not kept or name in ENDED}
     server = own_server(*DURABLE)
     with redrb.connect(server.url, retry_s=0.2) as client:
@@ -83,7 +87,7 @@ def test_groups_of_a_lease_that_nobody_has_wait_again_when_redis_is_back(
         for stream in streams.values():
             for number in range(GROUPS):
                 stream.put(numbered(number))
-        leases = {name: stream.take(GROUPS) for name, stream in streams.items()}
+        leases = {name: taken(name, stream) for name, stream in streams.items()}
         server.kill()
         errors = []
         for name, way in ways.items():
@@ -100,10 +104,67 @@ def test_groups_of_a_lease_that_nobody_has_wait_again_when_redis_is_back(
             stream.close()
 
 
+def taken(name: str, stream: ExperienceStream) -> Lease:
+    rank = {"rank": 0, "world_size": 1, "step": 0} if "rank" in name else {}
+    return stream.take(GROUPS, **rank)
+
+
 def waiting(stream: ExperienceStream) -> int:
     with suppress(StoreUnavailable):
         return len(stream)
     return -1
+
+
+def full(stream: ExperienceStream) -> None:
+    options = {"shards": 1, "limit": 1, "on_full": "error", "namespace": stream.namespace}
+    with ShardedStream(stream._task.store.client, "full", **options) as shards:
+        for _ in range(2):
+            with suppress(StoreFull):
+                shards.put(numbered(0))
+
+
+CALLS: dict[str, Callable[[ExperienceStream], object]] = {
+    "len": len,
+    "stats": lambda stream: stream.stats(),
+    "take": lambda stream: stream.take(1, timeout=0).release(),
+    "short-take": lambda stream: short(stream, 100),
+    "put": lambda stream: stream.put(numbered(0)),
+    "read": lambda stream: stream.read([1]),
+    "rank": lambda stream: stream.take(1, rank=0, world_size=1, step=0, timeout=0).release(),
+    "forward": lambda stream: stream.take(1, timeout=0).forward(stream, {}),
+    "full": full,
+}
+
+
+def short(stream: ExperienceStream, count: int) -> None:
+    with suppress(BatchTimeout):
+        stream.take(count, timeout=0.01)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_calls_after_a_restart_keep_no_lease_of_their_callers(
+    own_server: Callable[..., Server],
+    namespace: str,
+    call: Callable[[ExperienceStream], object],
+) -> None:
+    """A server that has started again knows no script: the first call of each gets an error."""
+    server = own_server()
+    with (
+        redrb.connect(server.url, retry_s=5) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        for number in range(GROUPS):
+            stream.put(numbered(number))
+
+        def held() -> weakref.ref[object]:
+            lease = stream.take(1)
+            client.execute("SCRIPT", "FLUSH")
+            with suppress(redrb.RedrbError):
+                call(stream)
+            return weakref.ref(lease._parts[0])
+
+        for _ in range(2):
+            assert held()() is None
 
 
 def closed_loader(stream: ExperienceStream, each: Callable[[], object]) -> None:

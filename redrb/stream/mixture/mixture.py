@@ -343,7 +343,7 @@ def close_all(client: Client, streams: Iterable[ExperienceStream]) -> None:
                 stream.close()
             away.pop(stream, None)
         except StoreUnavailable as error:
-            away[stream] = error
+            away[stream] = error.with_traceback(None)  # it would hold this frame and `away`
 
     with ExitStack() as scope:
         for stream in streams:

@@ -58,6 +58,15 @@ class _Put:
         """The next groups."""
         return self.batch.part(self.done, min(self.done + CHUNK_GROUPS, len(self.batch.groups)))
 
+    def refuse(self) -> None:
+        """Raise the refusal, which is kept no more: it holds the frames of all callers."""
+        refusal, self.refusal = self.refusal, None
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal
+
 
 class _Batch:
     """A batch that a take collects; its parts are leased, and released if it stays incomplete."""
@@ -274,7 +283,7 @@ class ShardedStream(Closing):
                 put.over = put.done == len(put.batch.groups)
                 return True
         except StoreFull as error:
-            put.refusal = error
+            put.refusal = error.with_traceback(None)
         except StoreUnavailable as error:
             if pending is not None and pending.repeated:
                 error.add_note(f"Task {self._shards.names[number]!r} may have stored the groups.")
@@ -283,11 +292,10 @@ class ShardedStream(Closing):
 
     def _await_room(self, put: _Put) -> None:
         """Queue for room in all shards at once, and put into the first one that has some."""
-        refusal = put.refusal
-        if refusal is None:  # a shard was reached by another thread
+        if put.refusal is None:  # a shard was reached by another thread
             return
         if not self._blocks:
-            raise refusal
+            put.refuse()
         places: dict[int, PendingPut] = {}
         try:
             while True:
@@ -296,7 +304,7 @@ class ShardedStream(Closing):
                         self._put_into(number, put, places.pop(number))
                         return
                 if here().over:
-                    raise refusal
+                    put.refuse()
                 shards = counted(len(self._shards), "shard")
                 here().log(
                     f"task {self.task!r} has no room in {shards}: a put waits", self.namespace

@@ -20,7 +20,7 @@ def hand_back(lease: PartsLease[Any]) -> None:
         if lease:
             lease.release()
     except LeaseLost as error:
-        _log.warning("a batch was lost before it could be released: %s", str(error))
+        _log.warning("a batch could not be released: %s", str(error))
     except StoreError as error:
         _log.warning("a batch is requeued later: %s", str(error))  # a record keeps no frames
         lease.abandon()

@@ -37,7 +37,7 @@ class PartsLease(Entered, Generic[Ids]):
     All parts are ended together. When another consumer has taken one of them over, the others are
     ended all the same, and `LeaseLost` names it: all parts were trained in the same step. When a
     server is away, the parts on other servers are ended, `StoreUnavailable` names the missing ones,
-    and the same call goes on with these.
+    and the same call goes on with these. The heartbeat requeues a lease that nobody has any more.
     """
 
     def __init__(self, parts: Sequence[LeasePart]) -> None:
@@ -56,19 +56,18 @@ class PartsLease(Entered, Generic[Ids]):
         if error is None:
             self.ack()
             return
-        is_misfit = isinstance(error, RecordError) and bool(error.ids and self._misfits)
-        fails = isinstance(error, Exception) and error is not self._unfit_rollouts
-        outcome: Outcome = "fail" if fails and not is_misfit else "release"
-        try:
-            with suppress(LeaseLost):  # the error of the block matters more
-                if is_misfit:
-                    self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
-                self._end(outcome, None, Cause.of(error) if outcome == "fail" else NO_CAUSE)
-        except StoreError:
-            for part in self._parts:
-                if not part.asked_otherwise(outcome, part.ids):  # else the caller repeats that call
-                    part.abandon()
-            raise
+        with suppress(LeaseLost):  # the error of the block matters more
+            if isinstance(error, RecordError) and error is self._unfit_rollouts:
+                self._end("release", None)
+                return
+            if isinstance(error, RecordError) and error.ids and self._misfits:
+                self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
+                self._end("release", None)
+                return
+            if isinstance(error, Exception):
+                self._end("fail", None, Cause.of(error))
+            else:
+                self._end("release", None)
 
     @property
     def samples(self) -> int:
@@ -307,9 +306,7 @@ class Lease(PartsLease[Collection[int]]):
     As a context manager it acknowledges at the end of the block; an exception requeues the groups
     and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) requeues them unharmed. When
     groups do not fit into one batch, the ones that differ from most go to the dead-letter stream
-    and the others are requeued unharmed. While Redis is away, an exception leaves the groups to the
-    heartbeat thread, which requeues them unharmed, but for those whose acknowledgement may have
-    reached it.
+    and the others are requeued unharmed.
     """
 
     @property
