@@ -1,8 +1,8 @@
 """Servers of asyncio that close while a connection is accepted, as servers of tests do.
 
 CPython takes some turns of its event loop to accept a connection. If the server closes in between,
-it drops the connection without closing it (its issue 109564, which is open): the agent at the other
-end waits, and a later test is told of an unclosed socket.
+it drops the connection without closing it (its issue 109564, which is open): the client waits, and
+a later test is told of an unclosed socket.
 """
 
 from __future__ import annotations

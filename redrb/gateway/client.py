@@ -25,8 +25,8 @@ DROP_S = 10.0
 """Seconds for which the drop of a session is repeated: without it, the session expires."""
 
 LATE_S = 1.0
-"""Seconds in which a session may come that nobody waits for any more. A gateway drops one that it
-opens later, since the connection is closed then."""
+"""Seconds to wait for a session whose opener was cancelled. A gateway that opens it later finds the
+connection closed, and drops it."""
 
 _PASSING = (None, 408, 429, 502, 503, 504)
 """What is sent again: no reply, a busy gateway, and a balancer whose gateway was killed."""
@@ -171,7 +171,7 @@ class GatewayClient:
         return AgentSession(self, url, found.get("weight_version"))
 
     async def _dropped(self, opening: asyncio.Task[AgentSession]) -> None:
-        """Drop a session whose opener was cancelled, if the reply was on its way."""
+        """Wait for the session of an opener that was cancelled, and drop it."""
         try:
             await asyncio.wait((opening,), timeout=LATE_S)
             with suppress(EngineError):  # there is none, or it expires
